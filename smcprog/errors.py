@@ -1,0 +1,110 @@
+"""The error tree: every error the library raises on purpose is an `SMCError`.
+
+Each class also derives from the built-in error a caller would expect, so that
+``except ValueError`` keeps working. A message says what was wrong, where, and
+what would be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from smcprog.smc.posterior import Posterior
+
+__all__ = [
+    "AllDeadError",
+    "BatchError",
+    "GrammarError",
+    "InputError",
+    "ModelError",
+    "PagesExhaustedError",
+    "PotentialError",
+    "PromptError",
+    "SMCError",
+    "SettingError",
+    "VocabularyMismatchError",
+]
+
+
+class SMCError(Exception):
+    """Root of the tree."""
+
+
+class InputError(SMCError, ValueError):
+    """Something the caller passed is wrong; nothing was run."""
+
+
+class PromptError(InputError):
+    """A prompt that is empty, too long for the model, or of an unknown form."""
+
+
+class SettingError(InputError):
+    """A sampling setting out of range, or two settings that exclude each other."""
+
+
+class GrammarError(InputError):
+    """A schema, regex or grammar that is invalid or that cannot be represented."""
+
+
+class ModelError(SMCError, ValueError):
+    """A model that cannot be found, loaded, or run by the engine."""
+
+
+class VocabularyMismatchError(InputError):
+    """Two models of one request do not share one token-id map."""
+
+
+class PagesExhaustedError(SMCError, RuntimeError):
+    """The key/value pool has no free page left for a request."""
+
+
+class PotentialError(SMCError, RuntimeError):
+    """A potential raised, or returned values that break its contract.
+
+    Attributes
+    ----------
+    potential : str
+        Name of the potential.
+    """
+
+    def __init__(self, message: str, *, potential: str) -> None:
+        super().__init__(message)
+        self.potential = potential
+
+
+class AllDeadError(SMCError, RuntimeError):
+    """Every particle of a population has weight zero.
+
+    Attributes
+    ----------
+    posterior : Posterior
+        What was drawn, with ``log_evidence = -inf``.
+    potential : str
+        Name of the potential that gave the last living particles weight zero.
+    position : int
+        Token position (0 is the first generated token) at which the last of them died.
+    """
+
+    def __init__(
+        self, message: str, *, posterior: Posterior, potential: str, position: int
+    ) -> None:
+        super().__init__(message)
+        self.posterior = posterior
+        self.potential = potential
+        self.position = position
+
+
+class BatchError(SMCError, RuntimeError):
+    """At least one request of a list failed; the others were finished first.
+
+    Attributes
+    ----------
+    results : list
+        One entry a request, in order: its `Posterior`, or the `SMCError` it ended with.
+    """
+
+    def __init__(self, message: str, *, results: Sequence[Any]) -> None:
+        super().__init__(message)
+        self.results = list(results)

@@ -1,0 +1,17 @@
+"""Caps on what one call may ask for, so that a typo cannot take the machine down."""
+
+from __future__ import annotations
+
+__all__ = ["MAX_PARTICLES", "MAX_ROUND_ELEMENTS", "MAX_TOKENS"]
+
+MAX_PARTICLES = 65_536
+"""Particles of one request."""
+
+MAX_TOKENS = 1_048_576
+"""Tokens of one output."""
+
+MAX_ROUND_ELEMENTS = 1 << 25
+"""Rows × positions × vocabulary of the logits of one round (128 MiB in float32).
+
+Requests are worked on in waves that stay below it; one request alone may exceed it.
+"""
