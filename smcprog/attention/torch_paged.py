@@ -1,0 +1,383 @@
+"""Paged attention in plain PyTorch: the CPU implementation, and the reference elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from smcprog.attention.base import SCRATCH_PAGE, Layout, PagedAttention
+from smcprog.attention.sharing import Sharing, find_sharing
+
+__all__ = ["TorchPagedAttention"]
+
+FUSED_WIDTH = 32
+"""From this many columns on (prefill) the fused kernel beats explicit scores."""
+WORTH_SHARING = 768
+"""Fewest tokens that reading a prefix once a group must save, in all, to pay for itself."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Pool:
+    """Keys or values of one layer, [H, pages, page_size, D].
+
+    Heads are outermost so that the gathered pages of one head are one matrix.
+    """
+
+    data: Tensor
+
+    @property
+    def heads(self) -> int:
+        return self.data.shape[0]
+
+    @property
+    def dim(self) -> int:
+        return self.data.shape[3]
+
+    @cached_property
+    def pages(self) -> Tensor:
+        heads, pages, page_size, dim = self.data.shape
+        return self.data.view(heads * pages, page_size * dim)
+
+    @cached_property
+    def slots(self) -> Tensor:
+        heads, pages, page_size, dim = self.data.shape
+        return self.data.view(heads * pages * page_size, dim)
+
+
+class _View:
+    """The keys that the queries of one forward look at, under one window.
+
+    The leading full pages that all rows of a group share form the prefix, which is gathered
+    and multiplied once a group; the rest are each row's own pages.
+    """
+
+    def __init__(self, plan: _Plan, window: int | None) -> None:
+        self.plan = plan
+        layout, size = plan.layout, plan.page_size
+        stored, tables = layout.stored_M, layout.tables_M_W
+        # One position early: padding in a row without new tokens asks from its last stored one.
+        first = 0 if window is None else max(0, int(stored.min()) - window) // size
+        ends = -(-(stored + layout.counts_M) // size)
+        self.sharing: Sharing | None = find_sharing(
+            tables, first, stored // size, min_saved=plan.min_saved, device=plan.device
+        )
+        begins = np.full(len(stored), first)
+        if self.sharing is not None:
+            begins = begins + self.sharing.length_M
+        own_W = max(1, int((ends - begins).max()))
+        columns = begins[:, None] + np.arange(own_W)
+        # Past its end a row repeats its last page: masked, and certain to hold finite values.
+        self.own_pages = np.take_along_axis(
+            tables, np.minimum(columns, np.maximum(ends, 1)[:, None] - 1), axis=1
+        )
+        positions = (columns[:, :, None] * size + np.arange(size)).reshape(len(stored), -1)
+        if self.sharing is not None:
+            shared_W = self.sharing.pages_R_W.shape[1]
+            shared = first * size + np.arange(shared_W * size)
+            absent = shared >= (begins * size)[:, None]
+            positions = np.concatenate(
+                [np.where(absent, np.iinfo(np.int64).max, shared), positions], axis=1
+            )
+        key_M_L = plan.to_device(positions)
+        query_M_T = plan.positions_M_T
+        seen = key_M_L[:, None, :] <= query_M_T[:, :, None]
+        if window is not None:
+            seen &= key_M_L[:, None, :] > query_M_T[:, :, None] - window
+        self._hidden_M_T_L = ~seen
+        self._bias: dict[torch.dtype, Tensor] = {}
+        self._row_bias: dict[tuple[int, int, torch.dtype], Tensor] = {}
+        self._own: dict[int, Tensor] = {}
+        self._shared: dict[int, Tensor] = {}
+
+    def bias_M_T_L(self, dtype: torch.dtype) -> Tensor:
+        """0 where a query sees a key, -inf elsewhere."""
+        if dtype not in self._bias:
+            zeros = torch.zeros_like(self._hidden_M_T_L, dtype=dtype)
+            self._bias[dtype] = zeros.masked_fill_(self._hidden_M_T_L, float("-inf"))
+        return self._bias[dtype]
+
+    def row_bias(self, heads: int, per_head: int, dtype: torch.dtype) -> Tensor:
+        """The same for `per_head` query heads of each key head, [B, per_head * T, L].
+
+        The B = H * M matrices of a batch are ordered by row, and by head where rows share
+        prefixes: then the rows of a group are neighbours.
+        """
+        key = (heads, per_head, dtype)
+        if key not in self._row_bias:
+            bias = self.bias_M_T_L(dtype)
+            rows, width, length = bias.shape
+            bias = bias[:, None].expand(rows, per_head, width, length)
+            bias = bias.reshape(rows, per_head * width, length)
+            if self.sharing is None:
+                self._row_bias[key] = bias.repeat_interleave(heads, 0, output_size=heads * rows)
+            else:
+                self._row_bias[key] = bias.repeat(heads, 1, 1)
+        return self._row_bias[key]
+
+    def own_index(self, heads: int) -> Tensor:
+        """Rows of `_Pool.pages` with each row's own pages, [B * W]; order as in `row_bias`."""
+        if heads not in self._own:
+            head, stride = np.arange(heads)[:, None], self.plan.num_pages
+            if self.sharing is None:
+                index = self.own_pages[:, None] + head * stride
+            else:
+                index = self.own_pages + head[:, :, None] * stride
+            self._own[heads] = self.plan.to_device(index).view(-1)
+        return self._own[heads]
+
+    def shared_index(self, heads: int) -> Tensor:
+        """Rows of `_Pool.pages` with each group's prefix, [H * R * W]."""
+        assert self.sharing is not None
+        if heads not in self._shared:
+            head, stride = np.arange(heads)[:, None, None], self.plan.num_pages
+            index = self.sharing.pages_R_W + head * stride
+            self._shared[heads] = self.plan.to_device(index).view(-1)
+        return self._shared[heads]
+
+
+class _Plan:
+    """Index tensors of one forward, made once and used by every layer."""
+
+    def __init__(self, attention: TorchPagedAttention, layout: Layout) -> None:
+        self.layout = layout
+        self.device = attention.device
+        self.page_size = size = attention.page_size
+        self.num_pages = attention.num_pages
+        self.min_saved = attention.min_saved
+        stored, counts = layout.stored_M[:, None], layout.counts_M[:, None]
+        column = np.arange(layout.width)
+        real = column < counts
+        # Padding columns repeat the position of the row's last token: always a valid one.
+        position = np.maximum(stored + np.minimum(column, counts - 1), 0)
+        page = np.take_along_axis(layout.tables_M_W, position // size, axis=1).astype(np.int64)
+        self._slots_M_T = np.where(real, page * size + position % size, 0)
+        self.positions_M_T = self.to_device(position)
+        self._slots: dict[int, Tensor] = {}
+        self._views: dict[int | None, _View] = {}
+        self.longest = int((layout.stored_M + layout.counts_M).max())
+
+    def to_device(self, array: NDArray[Any]) -> Tensor:
+        return _to_device(array, self.device)
+
+    def slots(self, heads: int) -> Tensor:
+        """Where the new keys go: rows of `_Pool.slots`, [M * T * H], as projections lie."""
+        if heads not in self._slots:
+            head = np.arange(heads) * (self.num_pages * self.page_size)
+            self._slots[heads] = self.to_device(self._slots_M_T.reshape(-1, 1) + head).view(-1)
+        return self._slots[heads]
+
+    def view(self, window: int | None) -> _View:
+        if window is not None and window >= self.longest:
+            window = None
+        if window not in self._views:
+            self._views[window] = _View(self, window)
+        return self._views[window]
+
+
+def _to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64))
+    return tensor.to(device, non_blocking=True)
+
+
+class TorchPagedAttention(PagedAttention):
+    """Paged attention out of gathers and matrix products.
+
+    The pool of a layer is allocated when that layer first attends, in the shape and type of
+    its keys. On the CPU under Linux the memory of a page is committed when it is first used.
+
+    Parameters
+    ----------
+    num_pages, page_size : int
+    device : torch.device
+
+    Attributes
+    ----------
+    min_saved : int
+        A shared prefix is used when it saves at least this many page reads a layer.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, device: torch.device) -> None:
+        super().__init__(num_pages, page_size)
+        self.device = device
+        self.min_saved = -(-WORTH_SHARING // page_size)
+        self._pools: dict[int, tuple[_Pool, _Pool]] = {}
+
+    @property
+    def layers(self) -> frozenset[int]:
+        return frozenset(self._pools)
+
+    @property
+    def bytes_per_page(self) -> int:
+        return sum(
+            pool.data.element_size() * pool.data.numel() // self.num_pages
+            for pair in self._pools.values()
+            for pool in pair
+        )
+
+    def plan(self, layout: Layout) -> _Plan:
+        return _Plan(self, layout)
+
+    def attend(
+        self,
+        plan: _Plan,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        heads, width = key.shape[1], query.shape[2]
+        keys, values = self._pools.get(layer) or self._new_pools(plan, layer, key, value)
+        slots = plan.slots(heads)
+        keys.slots.index_copy_(0, slots, key.transpose(1, 2).reshape(-1, key.shape[-1]))
+        values.slots.index_copy_(0, slots, value.transpose(1, 2).reshape(-1, value.shape[-1]))
+        view = plan.view(window)
+        if view.sharing is not None:
+            return _shared(view, view.sharing, query, keys, values, scaling, softcap)
+        if softcap is None and width >= FUSED_WIDTH:
+            return _fused(view, query, keys, values, scaling)
+        return _plain(view, query, keys, values, scaling, softcap)
+
+    def _new_pools(
+        self, plan: _Plan, layer: int, key: Tensor, value: Tensor
+    ) -> tuple[_Pool, _Pool]:
+        shape = (key.shape[1], self.num_pages, self.page_size)
+        pools = (
+            _Pool(torch.empty((*shape, key.shape[-1]), dtype=key.dtype, device=key.device)),
+            _Pool(torch.empty((*shape, value.shape[-1]), dtype=value.dtype, device=key.device)),
+        )
+        pages = plan.to_device(np.union1d(plan.layout.tables_M_W, [SCRATCH_PAGE]))
+        for pool in pools:
+            pool.data.index_fill_(1, pages, 0.0)
+        self._pools[layer] = pools
+        return pools
+
+    def copy_pages(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
+        for pools, (src, dst) in self._page_rows(source, target):
+            for pool in pools:
+                pool.pages.index_copy_(0, dst, pool.pages.index_select(0, src))
+
+    def clear_pages(self, pages: NDArray[np.int32]) -> None:
+        for pools, (index,) in self._page_rows(pages):
+            for pool in pools:
+                pool.pages.index_fill_(0, index, 0.0)
+
+    def _page_rows(
+        self, *pages: NDArray[np.int32]
+    ) -> Iterator[tuple[list[_Pool], tuple[Tensor, ...]]]:
+        """Pools with the same number of heads, and the rows of `_Pool.pages` of some pages."""
+        by_heads: dict[int, list[_Pool]] = {}
+        for pool in itertools.chain.from_iterable(self._pools.values()):
+            by_heads.setdefault(pool.heads, []).append(pool)
+        for heads, pools in by_heads.items():
+            head = np.arange(heads)[:, None] * self.num_pages
+            yield pools, tuple(_to_device(p + head, self.device).view(-1) for p in pages)
+
+
+def _fused(view: _View, query: Tensor, keys: _Pool, values: _Pool, scaling: float) -> Tensor:
+    """One call of the framework's kernel; for long blocks, where scores would be large."""
+    rows, heads = query.shape[0], keys.heads
+    index = view.own_index(heads)
+    out = F.scaled_dot_product_attention(
+        query,
+        keys.pages.index_select(0, index).view(rows, heads, -1, keys.dim),
+        values.pages.index_select(0, index).view(rows, heads, -1, values.dim),
+        attn_mask=view.bias_M_T_L(query.dtype)[:, None],
+        scale=scaling,
+        enable_gqa=heads != query.shape[1],
+    )
+    return out.transpose(1, 2)
+
+
+def _plain(
+    view: _View,
+    query: Tensor,
+    keys: _Pool,
+    values: _Pool,
+    scaling: float,
+    softcap: float | None,
+) -> Tensor:
+    """Scores, softmax, product, for every row and key head.
+
+    The `J = G * T` query vectors of one row that meet one key head form a matrix.
+    """
+    rows, query_heads, width, _ = query.shape
+    batch, per_head = rows * keys.heads, query_heads // keys.heads
+    bias = view.row_bias(keys.heads, per_head, query.dtype)
+    index = view.own_index(keys.heads)
+    q = query.reshape(batch, per_head * width, keys.dim)
+    k = keys.pages.index_select(0, index).view(batch, -1, keys.dim)
+    v = values.pages.index_select(0, index).view(batch, -1, values.dim)
+    scores = _scores(bias, q, k, scaling, softcap)
+    out = torch.bmm(_weights(scores, bias, softcap), v)
+    out = out.view(rows, query_heads, width, values.dim)
+    return out.transpose(1, 2)
+
+
+def _shared(
+    view: _View,
+    sharing: Sharing,
+    query: Tensor,
+    keys: _Pool,
+    values: _Pool,
+    scaling: float,
+    softcap: float | None,
+) -> Tensor:
+    """As `_plain`, with all rows of a group meeting their prefix in one product.
+
+    Scores over the prefix and over a row's own pages stand side by side under one softmax.
+    """
+    rows, query_heads, width, dim = query.shape
+    heads, per_head = keys.heads, query_heads // keys.heads
+    batch, per_row = rows * heads, per_head * width
+    bias = view.row_bias(heads, per_head, query.dtype)
+    index, shared_index = view.own_index(heads), view.shared_index(heads)
+    length = sharing.pages_R_W.shape[1] * view.plan.page_size
+
+    q = query.reshape(rows, heads, per_row, dim).transpose(0, 1).reshape(batch, per_row, dim)
+    k_own = keys.pages.index_select(0, index).view(batch, -1, dim)
+    k_pre = keys.pages.index_select(0, shared_index).view(-1, length, dim)
+    s_own = _scores(bias[..., length:], q, k_own, scaling, softcap)
+    s_pre = _scores(
+        sharing.to_groups(bias[..., :length], heads),
+        sharing.to_groups(q, heads),
+        k_pre,
+        scaling,
+        softcap,
+    )
+    scores = torch.cat([sharing.to_rows(s_pre, heads, rows), s_own], dim=-1)
+    weights = _weights(scores, bias, softcap)
+
+    v_own = values.pages.index_select(0, index).view(batch, -1, values.dim)
+    v_pre = values.pages.index_select(0, shared_index).view(-1, length, values.dim)
+    o_pre = torch.bmm(sharing.to_groups(weights[..., :length], heads), v_pre)
+    out = torch.baddbmm(sharing.to_rows(o_pre, heads, rows), weights[..., length:], v_own)
+    out = out.view(heads, rows, per_head, width, values.dim)
+    return out.permute(1, 3, 0, 2, 4).reshape(rows, width, query_heads, values.dim)
+
+
+def _scores(bias: Tensor, q: Tensor, k: Tensor, scaling: float, softcap: float | None) -> Tensor:
+    """Scaled scores; without a cap the mask rides along with the product."""
+    beta = 1 if softcap is None else 0
+    return torch.baddbmm(bias, q, k.transpose(1, 2), beta=beta, alpha=scaling)
+
+
+def _weights(scores: Tensor, bias: Tensor, softcap: float | None) -> Tensor:
+    """Probabilities, computed in float32 at least."""
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap + bias
+    if scores.dtype.itemsize >= 4:
+        return torch.softmax(scores, dim=-1)
+    return torch.softmax(scores, dim=-1, dtype=torch.float32).to(scores.dtype)

@@ -1,0 +1,214 @@
+"""A model together with its pages: growing rows by tokens, in one guarded transaction."""
+
+from __future__ import annotations
+
+import collections
+import inspect
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from smcprog.attention import BATCH_ARGUMENT, Layout, PagedAttention, PagedBatch
+from smcprog.engine.pages import PageAllocator
+from smcprog.errors import SettingError
+
+if TYPE_CHECKING:
+    from smcprog.engine.sequences import PagedSequences
+
+__all__ = ["Engine"]
+
+TOKENS_PER_PASS = 4096
+"""Most tokens (rows times columns) of one forward; wider blocks run in pieces."""
+COLUMNS_PER_PASS = 512
+"""Most columns of one forward."""
+
+
+class Engine:
+    """Runs forwards of one model over paged rows.
+
+    All that touches pages or the model happens under one lock, so threads may use different
+    sequences of one engine at the same time; one `PagedSequences` belongs to one thread.
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+        With our attention implementation set.
+    attention : PagedAttention
+    max_context : int
+        Longest row, in tokens.
+    vocab_size : int
+        V, the width of the logits.
+    """
+
+    def __init__(
+        self, model: Any, attention: PagedAttention, max_context: int, vocab_size: int
+    ) -> None:
+        self.model = model
+        self.attention = attention
+        self.max_context = max_context
+        self.vocab_size = vocab_size
+        self.device: torch.device = model.device
+        self.page_size = attention.page_size
+        self.lock = threading.RLock()
+        self.live: weakref.WeakSet[PagedSequences] = weakref.WeakSet()
+        self._pages = PageAllocator(attention.num_pages, attention.page_size)
+        # Finalizers may run anywhere, also inside an allocation: they only append here.
+        self._dropped: collections.deque[NDArray[np.int32]] = collections.deque()
+        self._trims_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def pages(self) -> PageAllocator:
+        """The allocator, after giving back what was dropped. Hold the lock."""
+        while self._dropped:
+            self._pages.release(self._dropped.popleft())
+        return self._pages
+
+    def drop(self, pages: NDArray[np.int32]) -> None:
+        """Give references back at the next occasion; safe in a finalizer."""
+        self._dropped.append(pages)
+
+    def check(self) -> None:
+        """Raise AssertionError unless reference counts add up to the live table entries."""
+        with self.lock:
+            self.pages().check(rows.live_pages() for rows in self.live)
+
+    def extend(
+        self,
+        tables_M_W: NDArray[np.int32],
+        stored_M: NDArray[np.int64],
+        tokens_M_T: Tensor,
+        counts_M: NDArray[np.int64],
+        keep: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int32], Tensor]:
+        """Run the model over new tokens of every row and store their keys and values.
+
+        Either all of it happens, or an error is raised and the pages are as before.
+
+        Parameters
+        ----------
+        tables_M_W : int32 [M, W]
+            Not changed.
+        stored_M : int64 [M]
+        tokens_M_T : Tensor, int64, [M, T]
+            Padded on the right with any valid id.
+        counts_M : int64 [M]
+            Real tokens of each row.
+        keep : int64 [C]
+            Columns whose logits are wanted, ascending.
+
+        Returns
+        -------
+        tables_M_W : int32 [M, W']
+            References of the old table have moved to this one.
+        logits_M_C_V : Tensor
+
+        Raises
+        ------
+        SettingError
+            If a row would grow beyond the model's context.
+        PagesExhaustedError
+            If the pool is too small.
+        """
+        longest = int((stored_M + counts_M).max())
+        if longest > self.max_context:
+            raise SettingError(
+                f"a sequence would reach {longest} tokens, and the model's context is "
+                f"{self.max_context}; use a shorter prompt or fewer max_tokens"
+            )
+        with self.lock, torch.inference_mode():
+            pages = self.pages()
+            grown, fresh, source, target = self._grow(tables_M_W, stored_M, counts_M)
+            try:
+                if len(fresh):
+                    self.attention.clear_pages(fresh)
+                if len(source):
+                    self.attention.copy_pages(source, target)
+                logits = self._run(grown, stored_M, tokens_M_T, counts_M, keep)
+            except BaseException:
+                pages.release(np.concatenate([fresh, target]))
+                raise
+            pages.release(source)
+            return grown, logits
+
+    def _grow(
+        self,
+        tables_M_W: NDArray[np.int32],
+        stored_M: NDArray[np.int64],
+        counts_M: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        """New tables, their fresh pages, and the tail pages to copy (from, to)."""
+        pages, size, rows = self._pages, self.page_size, len(stored_M)
+        used_M = -(-stored_M // size)
+        needed_M = -(-(stored_M + counts_M) // size)
+
+        # A partial tail page that somebody else holds too is copied before it is written;
+        # if all its holders are rows of this batch, the first of them keeps it.
+        writes = np.flatnonzero((stored_M % size != 0) & (counts_M > 0))
+        tails = tables_M_W[writes, used_M[writes] - 1]
+        page_U, first_U, which, count_U = np.unique(
+            tails, return_index=True, return_inverse=True, return_counts=True
+        )
+        copies = (pages.refs[page_U] > 1)[which.reshape(-1)]
+        copies[first_U[pages.refs[page_U] == count_U]] = False
+        copying, source = writes[copies], tails[copies]
+
+        more_M = needed_M - used_M
+        total = int(more_M.sum())
+        taken = pages.alloc(total + len(copying))
+        fresh, target = taken[:total], taken[total:]
+        width = max(int(needed_M.max()), tables_M_W.shape[1])
+        grown = np.zeros((rows, width), dtype=np.int32)
+        grown[:, : tables_M_W.shape[1]] = tables_M_W
+        row = np.repeat(np.arange(rows), more_M)
+        column = np.arange(total) - np.repeat(np.cumsum(more_M) - more_M - used_M, more_M)
+        grown[row, column] = fresh
+        grown[copying, used_M[copying] - 1] = target
+        return grown, fresh, source, target
+
+    def _run(
+        self,
+        tables_M_W: NDArray[np.int32],
+        stored_M: NDArray[np.int64],
+        tokens_M_T: Tensor,
+        counts_M: NDArray[np.int64],
+        keep: NDArray[np.int64],
+    ) -> Tensor:
+        rows, width = tokens_M_T.shape
+        step = min(COLUMNS_PER_PASS, max(16, TOKENS_PER_PASS // rows))
+        kept = []
+        for begin in range(0, width, step):
+            end = min(begin + step, width)
+            layout = Layout(
+                tables_M_W,
+                stored_M + np.minimum(counts_M, begin),
+                np.clip(counts_M - begin, 0, end - begin),
+                end - begin,
+            )
+            columns = keep[(keep >= begin) & (keep < end)] - begin
+            logits = self._forward(layout, tokens_M_T[:, begin:end], columns)
+            if len(columns):
+                kept.append(logits)
+        return kept[0] if len(kept) == 1 else torch.cat(kept, dim=1)
+
+    def _forward(self, layout: Layout, tokens_M_T: Tensor, columns: NDArray[np.int64]) -> Tensor:
+        """One pass of the model; logits of the given columns (of any one column if none)."""
+        plan = self.attention.plan(layout)
+        arguments: dict[str, Any] = {BATCH_ARGUMENT: PagedBatch(self.attention, plan)}
+        width, count = layout.width, max(1, len(columns))
+        trailing = len(columns) == 0 or int(columns[0]) == width - count
+        index = None if trailing else torch.from_numpy(columns).to(self.device)
+        if self._trims_logits:
+            arguments["logits_to_keep"] = count if index is None else index
+        logits = self.model(
+            input_ids=tokens_M_T,
+            position_ids=plan.positions_M_T,
+            use_cache=False,
+            **arguments,
+        ).logits
+        if not self._trims_logits:
+            logits = logits[:, -count:] if index is None else logits.index_select(1, index)
+        return logits

@@ -1,0 +1,167 @@
+"""From a path or hub id to a model and its tokenizer: safetensors only, no remote code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from smcprog.attention import IMPLEMENTATION
+from smcprog.engine.checks import check_dispatchable
+from smcprog.errors import ModelError
+
+__all__ = ["load", "resolve_device", "resolve_dtype", "resolve_path"]
+
+LOW_PRECISION = (torch.bfloat16, torch.float16)
+HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+
+
+def resolve_path(path: str | os.PathLike[str] | None) -> Path:
+    """Local folder of a model: the default model, a folder as it is, or a hub download.
+
+    Raises
+    ------
+    ModelError
+        If there is nothing there.
+    """
+    if path is None:
+        from smcprog.models.default import default_model_path
+
+        return default_model_path()
+    text = os.fspath(path)
+    if not text:
+        raise ModelError("the model path is empty; leave it out for the default model")
+    folder = Path(text).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    if folder.exists():
+        raise ModelError(f"{text!r} is a file; a model is a folder with config.json and weights")
+    if text[0] in "./~" or text.count("/") > 1 or "\\" in text or folder.is_absolute():
+        raise ModelError(
+            f"no model at {text!r}: the folder does not exist; give a local folder or a hub id "
+            "such as 'HuggingFaceTB/SmolLM2-135M-Instruct'"
+        )
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(text, allow_patterns=HUB_FILES, ignore_patterns=["*/*"]))
+    except Exception as error:
+        raise ModelError(
+            f"no model {text!r}: it is not a local folder, and the hub did not provide it "
+            f"({_first_line(error)})"
+        ) from error
+
+
+def resolve_device(device: str | torch.device | None) -> torch.device:
+    """The given device, else the first CUDA device, else the CPU."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ModelError(f"unknown device {device!r}: {_first_line(error)}") from error
+
+
+def resolve_dtype(
+    dtype: str | torch.dtype | None, config: Any, device: torch.device
+) -> torch.dtype:
+    """The given type, else float32 on the CPU and the checkpoint's own type elsewhere."""
+    if dtype is None:
+        stored = getattr(config, "dtype", None)
+        if isinstance(stored, str):
+            stored = getattr(torch, stored, None)
+        return stored if device.type != "cpu" and stored in LOW_PRECISION else torch.float32
+    resolved = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(resolved, torch.dtype) or not resolved.is_floating_point:
+        raise ModelError(f"dtype {dtype!r} is not a floating-point type such as 'float32'")
+    return resolved
+
+
+def load(folder: Path, device: torch.device, dtype: str | torch.dtype | None) -> tuple[Any, Any]:
+    """Model (in evaluation mode, our attention set) and tokenizer of a local folder.
+
+    Raises
+    ------
+    ModelError
+        If the folder holds no model, its weights are not safetensors or are incomplete, its
+        attention cannot be dispatched, or it has no tokenizer.
+    """
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"no model at {str(folder)!r}: the folder has no config.json")
+    _check_safetensors(folder)
+    local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    with _quiet():
+        try:
+            config = AutoConfig.from_pretrained(folder, **local)
+        except Exception as error:
+            raise ModelError(f"cannot read {folder / 'config.json'}: {_tail(error)}") from error
+        check_dispatchable(config)
+        try:
+            model, report = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=resolve_dtype(dtype, config, device),
+                use_safetensors=True,
+                attn_implementation=IMPLEMENTATION,
+                output_loading_info=True,
+                **local,
+            )
+            model = model.to(device)
+        except Exception as error:
+            raise ModelError(f"cannot load the model in {str(folder)!r}: {_tail(error)}") from error
+        missing = sorted(report["missing_keys"])
+        if missing:
+            raise ModelError(
+                f"the weights in {str(folder)!r} are incomplete: {len(missing)} tensors are "
+                f"missing, the first is {missing[0]!r}"
+            )
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, **local)
+        except Exception as error:
+            raise ModelError(f"no tokenizer in {str(folder)!r}: {_tail(error)}") from error
+    return model.eval(), tokenizer
+
+
+def _check_safetensors(folder: Path) -> None:
+    if any(folder.glob("*.safetensors")):
+        return
+    other = [
+        p.name
+        for kind in ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5")
+        for p in sorted(folder.glob(kind))
+    ]
+    found = f"it has {other[0]!r}" if other else "it has no weights"
+    raise ModelError(
+        f"the model in {str(folder)!r} has no safetensors weights ({found}); only safetensors "
+        "are loaded, since other formats can run code: convert it with "
+        "model.save_pretrained(folder)"
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars of transformers unless a person is watching."""
+    logging = transformers.utils.logging
+    if sys.stderr.isatty() or not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _tail(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_first_line(error)}"
