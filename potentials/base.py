@@ -1,0 +1,291 @@
+"""The contract of a potential: a non-negative function of a token sequence.
+
+A potential φ has a value for every prefix too, written ψ: ψ(∅) at the start (1 by
+convention), ψ(y₁..t) while the sequence runs, and ψ(y) = φ(y) when it is complete.
+Four laws hold for every potential, and `smcprog.testing.check_potential` checks them:
+
+*Support.* ψ(prefix) = 0 only where every completion has φ = 0.
+*Telescoping.* The core takes differences log ψ(new) − log ψ(old); a potential returns
+values of the whole output so far, never increments.
+*Batch.* Many rows at once give what each gives alone.
+*Fork.* Fork then extend equals extend then fork.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from smcprog.engine.lm import LM
+    from smcprog.engine.vocab import Vocabulary
+    from smcprog.potentials.product import Product
+
+__all__ = ["Potential", "Request", "State", "set_sampler"]
+
+State = Any  # whatever a potential keeps for its rows; opaque to everybody else
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Request:
+    """What a potential may know of the request it works for.
+
+    Attributes
+    ----------
+    prompt : str or list
+        The prompt as the user gave it (text, chat messages or token ids).
+    prompt_tokens : tuple of int
+        The prompt as the target's tokenizer encodes it.
+    vocab : Vocabulary
+        The target's token-id map.
+    max_tokens : int
+        The longest output, EOS included.
+    truncate : bool
+        Whether an output of `max_tokens` tokens without EOS is an outcome.
+    stop : tuple of str
+        Strings that end an output.
+    """
+
+    prompt: Any
+    prompt_tokens: tuple[int, ...]
+    vocab: Vocabulary
+    max_tokens: int
+    truncate: bool = True
+    stop: tuple[str, ...] = ()
+
+    def output_text(self, tokens: Sequence[int]) -> str:
+        """Text of an output, without EOS and cut before the first stop string."""
+        text = self.vocab.decode(tokens)
+        cuts = [i for i in (text.find(s) for s in self.stop) if i >= 0]
+        return text[: min(cuts)] if cuts else text
+
+
+_sampler: Callable[..., Any] | None = None
+
+
+def set_sampler(sampler: Callable[..., Any]) -> None:
+    """Tell potentials how they are sampled from.
+
+    Potentials lie below the SMC loop and know nothing of it: the loop hands itself in when
+    it is imported.
+    """
+    global _sampler
+    _sampler = sampler
+
+
+class Potential(ABC):
+    """A factor of a target. Subclass it and implement `start`, `advance` and `fork`.
+
+    A state belongs to M rows: the particles of one request, or of several where the
+    core works on them together. `advance` *consumes* the state it is given: it may
+    change it in place, and only the returned state is used afterwards. `fork` returns a
+    new, independent state and leaves its argument valid until it is released.
+    """
+
+    @property
+    def name(self) -> str:
+        """How errors and reports call this potential."""
+        return type(self).__name__
+
+    @abstractmethod
+    def start(self, request: Request, n: int) -> State:
+        """State of `n` particles of one request, nothing generated yet."""
+
+    @abstractmethod
+    def advance(
+        self, state: State, tokens_N_T: Tensor, lengths_N: Tensor, ended_N: Tensor
+    ) -> tuple[State, Tensor]:
+        """Take T more tokens per row.
+
+        Parameters
+        ----------
+        state : State
+            Of N rows. Consumed.
+        tokens_N_T : Tensor, int64, [N, T]
+            New tokens, padded on the right; T may be 0.
+        lengths_N : Tensor, int64, [N]
+            How many of the T are real, from 0 to T.
+        ended_N : Tensor, bool, [N]
+            Whether the output is complete after these tokens: it ended in EOS (which is
+            then its last token), in a stop string, or at `max_tokens`. An ended row may be
+            passed again with length 0 while others of its block go on; what is returned
+            for it then is ignored.
+
+        Returns
+        -------
+        state : State
+            After the tokens.
+        log_psi_N : Tensor, float64, [N]
+            log ψ of the *whole* output so far; log φ where ended. −∞ is death.
+        """
+
+    @abstractmethod
+    def fork(self, state: State, ancestors_M: Tensor) -> State:
+        """New state whose row i continues row ``ancestors_M[i]``; M may differ from N.
+
+        Parameters
+        ----------
+        state : State
+            Of N rows; stays valid.
+        ancestors_M : Tensor, int64, [M]
+            Row numbers in [0, N).
+        """
+
+    def mask(self, state: State) -> Tensor | None:
+        """Next tokens that do not make ψ zero, or None where this potential has no say.
+
+        Returns
+        -------
+        Tensor or None
+            bool [N, V], or int32 [N, ceil(V / 32)] with token v at bit ``v % 32`` of word
+            ``v // 32``. A superset is enough. EOS ids are set where the output so far is
+            complete.
+        """
+        return None
+
+    def next_logw(self, state: State) -> Tensor | None:
+        """log ψ(y v) − log ψ(y) for every next token v, for LM-like factors; else None.
+
+        Returns
+        -------
+        Tensor or None
+            Floating, [N, V]; −∞ where impossible. The entries of an EOS id include it.
+        """
+        return None
+
+    def join(self, states: Sequence[State]) -> State:
+        """One state over the rows of several, in order (consumes them).
+
+        Optional: a potential that can work on several requests in one call implements it
+        and sets `joins`. Otherwise the core calls it once a request.
+        """
+        raise NotImplementedError
+
+    joins: bool = False
+    """Whether `join` is implemented."""
+
+    masks: bool = False
+    """Whether `mask` returns anything but None. Masking factors turn truncation off."""
+
+    def release(self, state: State) -> None:  # noqa: B027 - optional hook
+        """Give back what the state holds (pages, handles). Called once; default nothing."""
+
+    def token_logprobs(self, state: State) -> Tensor | None:
+        """Per-token log-probabilities [N, T] of the tokens last advanced, or None."""
+        return None
+
+    def __mul__(self, other: Potential) -> Product:
+        from smcprog.potentials.product import Product
+
+        if not isinstance(other, Potential):
+            return NotImplemented
+        return Product([self, other])
+
+    def sample(
+        self,
+        prompt: Any,
+        *,
+        particles: int = 8,
+        draft: LM | None = None,
+        draft_tokens: int = 4,
+        draft_temperature: float | None = None,
+        coupling: float = math.inf,
+        max_tokens: int = 256,
+        truncate: bool | None = None,
+        ess_threshold: float = 0.5,
+        resampling: str = "systematic",
+        stop: str | Sequence[str] | None = None,
+        seed: int | Sequence[int] | None = None,
+        deterministic: bool = False,
+        on_round: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """Sample from the normalised product by Sequential Monte Carlo.
+
+        Parameters
+        ----------
+        prompt : str, list of messages, list of token ids, or a list of those
+            A text is tokenised as it stands; messages go through the model's chat
+            template. A list of prompts is many requests, worked on in one batch.
+        particles : int
+            N, the population of each request.
+        draft : LM, optional
+            A cheaper model of the same vocabulary that proposes `draft_tokens` tokens a
+            round; the target scores them in one pass. Without it, one token a round is
+            drawn from the masked target.
+        draft_tokens : int
+            K. The target adds one bonus token to each block.
+        draft_temperature : float, optional
+            τ_d › 0; by default τ / α of the target.
+        coupling : float
+            λ; only infinity, SMC speculative decoding, is supported.
+        max_tokens : int
+            Longest output, EOS included.
+        truncate : bool, optional
+            Whether an output of `max_tokens` tokens without EOS counts. By default True
+            where no factor masks; otherwise the last token can only be EOS.
+        ess_threshold : float
+            Resample when ESS falls below this share of N; 0 never.
+        resampling : {"systematic", "stratified", "multinomial", "residual", "ssp"}
+        stop : str or list of str, optional
+            Strings that end an output as EOS does, at the token that completes one. The
+            text is cut before it; masking factors must be complete after that token.
+        seed : int or list of int, optional
+            Same request, same seed, same tokens, whatever else is in the batch; so one
+            seed for many equal prompts gives equal results. A list gives one a prompt;
+            None draws fresh ones, kept in ``Posterior.seed``.
+        deterministic : bool
+            Make the result the same bit for bit, alone or among others: each request then
+            runs in shapes of its own, which is slower for many.
+        on_round : callable, optional
+            Called with a `RoundEvent` after every round of every request.
+
+        Returns
+        -------
+        Posterior or list of Posterior
+            A list where `prompt` is a list of prompts.
+
+        Raises
+        ------
+        PromptError, SettingError, VocabularyMismatchError
+            Something passed is wrong.
+        PotentialError
+            A potential raised or returned what is no weight.
+        PagesExhaustedError
+            The key/value pool is too small for the request.
+        AllDeadError
+            Every particle has weight zero; carries the posterior.
+        BatchError
+            For a list of prompts, when any request failed: the others were finished, and
+            its ``results`` hold all.
+
+        Notes
+        -----
+        E[Ẑ] = Z for every setting. The method is SMC speculative decoding
+        (arXiv 2604.15672) generalised to any product of potentials.
+        """
+        if _sampler is None:
+            importlib.import_module("smcprog.smc")  # hands its sampler in
+        assert _sampler is not None
+        return _sampler(
+            self,
+            prompt,
+            seed,
+            stop=stop,
+            particles=particles,
+            draft=draft,
+            draft_tokens=draft_tokens,
+            draft_temperature=draft_temperature,
+            coupling=coupling,
+            max_tokens=max_tokens,
+            truncate=truncate,
+            ess_threshold=ess_threshold,
+            resampling=resampling,
+            deterministic=deterministic,
+            on_round=on_round,
+        )

@@ -1,0 +1,91 @@
+"""Local distributions of a language model: logits → log p of the next token.
+
+The order of the transformations is that of `transformers`: temperature, top-k, top-p,
+min-p; each works on what the one before left, renormalised.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+from smcprog.errors import SettingError
+
+__all__ = ["LocalDistribution"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalDistribution:
+    """p(v) ∝ exp(logit_v / τ), optionally truncated and renormalised.
+
+    Parameters
+    ----------
+    temperature : float
+        Local temperature τ › 0. It shapes every step, and is not a power of the
+        sequence's probability.
+    top_k : int, optional
+        Keep the k most probable tokens (and those tied with the last of them).
+    top_p : float, optional
+        Keep the smallest set of most probable tokens with mass at least `top_p`.
+    min_p : float, optional
+        Keep tokens with at least `min_p` times the largest probability.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+    def __post_init__(self) -> None:
+        t = self.temperature
+        if t == 0:
+            raise SettingError(
+                "temperature=0 is greedy decoding, which SMC cannot weigh (arg-max has no "
+                "density): use a temperature › 0"
+            )
+        if not (t > 0 and math.isfinite(t)):
+            raise SettingError(f"temperature must be a positive number, got {t!r}")
+        if self.top_k is not None and (self.top_k != int(self.top_k) or self.top_k < 1):
+            raise SettingError(f"top_k must be a whole number of at least 1, got {self.top_k!r}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise SettingError(f"top_p must be in (0, 1], got {self.top_p!r}")
+        if self.min_p is not None and not 0 <= self.min_p <= 1:
+            raise SettingError(f"min_p must be in [0, 1], got {self.min_p!r}")
+
+    @property
+    def truncated(self) -> bool:
+        """Whether some tokens may get probability zero."""
+        return self.top_k is not None or self.top_p is not None or bool(self.min_p)
+
+    def log_probs(self, logits: Tensor) -> Tensor:
+        """Log-probabilities of shape [..., V], float32 or wider; −∞ where truncated."""
+        x = self._scaled(logits)
+        if self.top_k is not None and self.top_k < x.shape[-1]:
+            kth = x.topk(int(self.top_k), dim=-1).values[..., -1:]
+            x = x.masked_fill(x < kth, -math.inf)
+        if self.top_p is not None and self.top_p < 1:
+            ordered, index = x.sort(dim=-1, descending=True, stable=True)
+            mass = torch.softmax(ordered.double(), dim=-1)
+            dropped = mass.cumsum(-1) - mass >= self.top_p  # mass before the token suffices
+            dropped[..., 0] = False
+            x = x.masked_fill(torch.zeros_like(dropped).scatter(-1, index, dropped), -math.inf)
+        if self.min_p:
+            floor = x.amax(dim=-1, keepdim=True) + math.log(self.min_p)
+            x = x.masked_fill(x < floor, -math.inf)
+        return torch.log_softmax(x, dim=-1)
+
+    def log_prob_of(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """log p of given tokens: logits [..., V], tokens [...] → [...]."""
+        if self.truncated:
+            return self.log_probs(logits).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        x = self._scaled(logits)
+        chosen = x.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        return chosen - x.logsumexp(dim=-1)
+
+    def _scaled(self, logits: Tensor) -> Tensor:
+        # Weights are computed in float32 at least, whatever the model runs in.
+        x = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+        return x if self.temperature == 1 else x / self.temperature

@@ -1,0 +1,163 @@
+"""The language model as a potential: ψ(y₁..t) = Π p(y_i | prompt, y‹i)^α."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from smcprog.errors import SettingError
+from smcprog.potentials.base import Potential, Request
+from smcprog.potentials.local import LocalDistribution
+
+if TYPE_CHECKING:
+    from smcprog.engine.lm import LM
+    from smcprog.engine.sequences import Sequences
+
+__all__ = ["Target"]
+
+
+@dataclasses.dataclass
+class TargetState:
+    """Rows of one model, with what their next token may be."""
+
+    sequences: Sequences
+    log_psi_N: Tensor  # float64
+    next_logp_N_V: Tensor | None = None  # local log p of the next token, once computed
+    token_logp_N_T: Tensor | None = None  # of the tokens last advanced
+
+
+class Target(Potential):
+    """A language model as a factor.
+
+    Parameters
+    ----------
+    lm : LM
+        The model.
+    temperature : float
+        Local temperature τ: p = softmax(logits/τ) at every step.
+    top_k, top_p, min_p : optional
+        Local truncation, renormalised (see `LocalDistribution`).
+    power : float
+        Global power α › 0 of the sequence's probability: ψ = Πp^α. ``Target(lm) ** 4``
+        is the same. Not to be confused with temperature: p^α of the sequence is not
+        softmax(α·logits) per step.
+
+    Notes
+    -----
+    Ids that the model has a logit for but the tokenizer has no token for (padded
+    vocabularies) get probability zero.
+
+    Raises
+    ------
+    SettingError
+        A setting out of range; ``temperature=0`` by name, since arg-max has no density.
+    """
+
+    joins = True
+
+    def __init__(
+        self,
+        lm: LM,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        power: float = 1.0,
+    ) -> None:
+        if not hasattr(lm, "sequences"):
+            raise SettingError(
+                f"Target takes an LM, got {type(lm).__name__}: write Target(LM(...))"
+            )
+        if not (power > 0 and math.isfinite(power)):
+            raise SettingError(f"power must be a positive number, got {power!r}")
+        self.lm = lm
+        self.local = LocalDistribution(temperature, top_k, top_p, min_p)
+        self.power = float(power)
+
+    @property
+    def name(self) -> str:
+        return f"Target({self.lm.name})"
+
+    def __repr__(self) -> str:
+        shown = [
+            f"{f.name}={value}"
+            for f in dataclasses.fields(self.local)
+            if (value := getattr(self.local, f.name)) != f.default
+        ]
+        inner = ", ".join([self.lm.name, *shown])
+        return f"Target({inner})" + (f" ** {self.power:g}" if self.power != 1 else "")
+
+    def __pow__(self, power: float) -> Target:
+        return Target(self.lm, **dataclasses.asdict(self.local), power=self.power * power)
+
+    def start(self, request: Request, n: int) -> TargetState:
+        sequences = self.lm.sequences(self.lm.encode(request.prompt), n)
+        log_psi_N = torch.zeros(n, dtype=torch.float64, device=self.lm.device)
+        return TargetState(sequences, log_psi_N)
+
+    def advance(
+        self, state: TargetState, tokens_N_T: Tensor, lengths_N: Tensor, ended_N: Tensor
+    ) -> tuple[TargetState, Tensor]:
+        width = tokens_N_T.shape[1]
+        if width == 0:
+            return state, state.log_psi_N
+        device = self.lm.device
+        tokens_N_T, lengths_N = tokens_N_T.to(device), lengths_N.to(device)
+        # Rows that ended are dropped by the caller, so only the others must be ragged-exact.
+        full = bool(((lengths_N == width) | ended_N.to(device)).all())
+        counts_N = None if full else lengths_N
+        if width == 1 and state.sequences.has_next:
+            # The distribution is known already: no forward, the token waits for the next one.
+            logp_N_T = self._next_logp(state).gather(1, tokens_N_T)
+            state.sequences.append(tokens_N_T, counts_N)
+        else:
+            logits_N_T_V = self._known(state.sequences.score(tokens_N_T, counts_N))
+            logp_N_T = self.local.log_prob_of(logits_N_T_V, tokens_N_T)
+        real_N_T = torch.arange(width, device=device) < lengths_N.unsqueeze(1)
+        logp_N_T = torch.where(real_N_T, logp_N_T.double(), 0.0)
+        state.token_logp_N_T = logp_N_T
+        state.log_psi_N = state.log_psi_N + self.power * logp_N_T.sum(1)
+        state.next_logp_N_V = None
+        return state, state.log_psi_N
+
+    def fork(self, state: TargetState, ancestors_M: Tensor) -> TargetState:
+        index_M = ancestors_M.to(self.lm.device)
+        cached = state.next_logp_N_V
+        return TargetState(
+            state.sequences.fork(ancestors_M),
+            state.log_psi_N[index_M],
+            None if cached is None else cached[index_M],
+        )
+
+    def join(self, states: Sequence[TargetState]) -> TargetState:
+        sequences = self.lm.join([s.sequences for s in states])
+        return TargetState(sequences, torch.cat([s.log_psi_N for s in states]))
+
+    def release(self, state: TargetState) -> None:
+        state.sequences.close()
+
+    def next_logw(self, state: TargetState) -> Tensor:
+        logp_N_V = self._next_logp(state)
+        return logp_N_V if self.power == 1 else self.power * logp_N_V
+
+    def token_logprobs(self, state: TargetState) -> Tensor | None:
+        """Local log p of the tokens last advanced (temperature and truncation in, α out)."""
+        return state.token_logp_N_T
+
+    def _next_logp(self, state: TargetState) -> Tensor:
+        if state.next_logp_N_V is None:
+            logits_N_V = self._known(state.sequences.next_logits())
+            state.next_logp_N_V = self.local.log_probs(logits_N_V)
+        return state.next_logp_N_V
+
+    def _known(self, logits: Tensor) -> Tensor:
+        known_V = self.lm.vocab.known_V
+        if known_V is None:
+            return logits
+        return logits.masked_fill(~known_V.to(logits.device), -math.inf)

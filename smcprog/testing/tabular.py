@@ -1,0 +1,158 @@
+"""A language model given by a table: small enough to enumerate, exact to the last digit.
+
+It is a finite automaton over token ids: in state s the next token has log-probabilities
+``logits_S_V[s]``, and taking token v leads to state ``next_S_V[s, v]``. Any model with a
+bounded history is of this form. It offers what `LM` offers to potentials and the core, so
+whatever samples from an `LM` samples from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from smcprog.engine.vocab import Vocabulary
+from smcprog.errors import PromptError
+
+__all__ = ["TabularLM"]
+
+
+class TabularSequences:
+    """Automaton states of M rows; stands where `smcprog.engine.sequences` stands for an LM."""
+
+    def __init__(self, lm: TabularLM, state_M: Tensor) -> None:
+        self._lm = lm
+        self._state_M = state_M
+
+    @property
+    def n(self) -> int:
+        return len(self._state_M)
+
+    @property
+    def has_next(self) -> bool:
+        return True
+
+    def append(self, tokens_M_T: Tensor, counts_M: Tensor | None = None) -> None:
+        self.score(tokens_M_T, counts_M)
+
+    def score(self, tokens_M_T: Tensor, counts_M: Tensor | None = None) -> Tensor:
+        logits = []
+        for t in range(tokens_M_T.shape[1]):
+            logits.append(self._lm.logits_S_V[self._state_M])
+            moved_M = self._lm.next_S_V[self._state_M, tokens_M_T[:, t]]
+            if counts_M is not None:
+                moved_M = torch.where(t < counts_M, moved_M, self._state_M)
+            self._state_M = moved_M
+        return torch.stack(logits, dim=1)
+
+    def next_logits(self) -> Tensor:
+        return self._lm.logits_S_V[self._state_M]
+
+    def fork(self, ancestors_K: Tensor) -> TabularSequences:
+        return TabularSequences(self._lm, self._state_M[ancestors_K])
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class TabularLM:
+    """An `LM` whose distribution is a table.
+
+    Parameters
+    ----------
+    tokens : sequence of bytes
+        What each id stands for.
+    eos_ids : sequence of int
+    logits_S_V : array, [S, V]
+        Unnormalised log-probabilities; −inf where impossible.
+    next_S_V : array of int, [S, V]
+        State after each token. State 0 is the start, whatever the prompt.
+    name : str
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[bytes],
+        eos_ids: Sequence[int],
+        logits_S_V: Any,
+        next_S_V: Any,
+        name: str = "tabular",
+    ) -> None:
+        self.vocab = Vocabulary.from_tokens(list(tokens), tuple(eos_ids))
+        self.logits_S_V = torch.as_tensor(np.asarray(logits_S_V), dtype=torch.float64)
+        self.next_S_V = torch.as_tensor(np.asarray(next_S_V), dtype=torch.int64)
+        self.name = name
+        self.path = name
+        self.device = torch.device("cpu")
+        self.dtype = torch.float64
+        self.max_context = 1 << 30
+        self.pages_free = 1 << 40
+
+    @classmethod
+    def from_conditionals(
+        cls,
+        tokens: Sequence[bytes],
+        eos_ids: Sequence[int],
+        conditional: Callable[[tuple[int, ...]], Sequence[float]],
+        order: int,
+        name: str = "tabular",
+    ) -> TabularLM:
+        """From p(· | last `order` tokens); shorter histories are states of their own.
+
+        Parameters
+        ----------
+        conditional : callable
+            History, at most `order` tokens long, → V probabilities.
+        """
+        states: dict[tuple[int, ...], int] = {(): 0}
+        rows, moves = [], []
+        for history in states_in_order(states, len(tokens), order):
+            with np.errstate(divide="ignore"):
+                rows.append(np.log(np.asarray(conditional(history), dtype=np.float64)))
+            moves.append([states[_shift(history, v, order)] for v in range(len(tokens))])
+        return cls(tokens, eos_ids, rows, moves, name)
+
+    def encode(self, prompt: Any) -> list[int]:
+        """Token ids of a prompt: a list of ids as it is, a text byte by byte."""
+        if isinstance(prompt, str):
+            ids = {t: i for i, t in enumerate(self.vocab.token_bytes) if t}
+            tokens = [ids.get(bytes([b]), 0) for b in prompt.encode()]
+        else:
+            tokens = [int(t) for t in prompt]
+        if not tokens:
+            raise PromptError("the prompt is empty")
+        return tokens
+
+    def sequences(self, prompt_tokens: Sequence[int], n: int) -> TabularSequences:
+        """`n` rows in the start state."""
+        return TabularSequences(self, torch.zeros(n, dtype=torch.int64))
+
+    def join(self, parts: Sequence[TabularSequences]) -> TabularSequences:
+        """All rows in one."""
+        return TabularSequences(self, torch.cat([p._state_M for p in parts]))
+
+    def pages_needed(self, prompt_len: int, n: int, new_tokens: int) -> int:
+        """No pages are used."""
+        return 0
+
+
+def states_in_order(
+    states: dict[tuple[int, ...], int], size: int, order: int
+) -> Sequence[tuple[int, ...]]:
+    """Fill `states` with every reachable history, breadth first, and list them."""
+    queue = list(states)
+    for history in queue:
+        for v in range(size):
+            after = _shift(history, v, order)
+            if after not in states:
+                states[after] = len(states)
+                queue.append(after)
+    return queue
+
+
+def _shift(history: tuple[int, ...], token: int, order: int) -> tuple[int, ...]:
+    return (*history, token)[-order:] if order else ()
