@@ -1,0 +1,9 @@
+"""Factors of a target. Import this package as `smcprog.potentials` only."""
+
+from smcprog.potentials.base import Potential, Request, State
+from smcprog.potentials.grammar import Grammar
+from smcprog.potentials.product import Product
+from smcprog.potentials.reward import Reward
+from smcprog.potentials.target import Target
+
+__all__ = ["Grammar", "Potential", "Product", "Request", "Reward", "State", "Target"]
