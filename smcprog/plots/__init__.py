@@ -1,0 +1,5 @@
+"""Figures of results. matplotlib is imported only when one is drawn."""
+
+from smcprog.plots.posterior import plot_posterior
+
+__all__ = ["plot_posterior"]
