@@ -1,0 +1,82 @@
+"""Decoding from language models written as a Sequential Monte Carlo program.
+
+A target is a product of potentials, one of which is the language model:
+
+>>> import smcprog as smc
+>>> from smcprog import LM, Target, Grammar
+>>> target = Target(LM(), temperature=0.7) * Grammar.regex(r"[0-9]{4}")  # doctest: +SKIP
+>>> post = target.sample("The year of the moon landing:", particles=16, seed=0)  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from smcprog.engine.lm import LM
+    from smcprog.errors import (
+        AllDeadError,
+        BatchError,
+        GrammarError,
+        InputError,
+        ModelError,
+        PagesExhaustedError,
+        PotentialError,
+        PromptError,
+        SettingError,
+        SMCError,
+        VocabularyMismatchError,
+    )
+    from smcprog.potentials import Grammar, Potential, Product, Reward, Target
+    from smcprog.smc import Particle, Posterior, RoundEvent, RoundInfo
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LM",
+    "AllDeadError",
+    "BatchError",
+    "Grammar",
+    "GrammarError",
+    "InputError",
+    "ModelError",
+    "PagesExhaustedError",
+    "Particle",
+    "Posterior",
+    "Potential",
+    "PotentialError",
+    "Product",
+    "PromptError",
+    "Reward",
+    "RoundEvent",
+    "RoundInfo",
+    "SMCError",
+    "SettingError",
+    "Target",
+    "VocabularyMismatchError",
+    "__version__",
+]
+
+# Names are imported when first used: the command line prints its help without waiting for
+# torch and transformers.
+_HOMES = {
+    "LM": "smcprog.engine.lm",
+    **dict.fromkeys(("Grammar", "Potential", "Product", "Reward", "Target"), "smcprog.potentials"),
+    **dict.fromkeys(("Particle", "Posterior", "RoundEvent", "RoundInfo"), "smcprog.smc"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOMES.get(name, "smcprog.errors")
+    if home != "smcprog.errors":
+        importlib.import_module("smcprog.smc")  # hands its sampler to the potentials
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))
