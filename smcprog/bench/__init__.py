@@ -1,0 +1,1 @@
+"""Benchmarks that ship: each measures two things in turn and prints their ratio."""
