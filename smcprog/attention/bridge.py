@@ -39,7 +39,6 @@ def _attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    sliding_window: int | None = None,
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -49,6 +48,10 @@ def _attention(
         raise ModelError("this model belongs to an LM; run it through the LM, not on its own")
     if kwargs.get("s_aux") is not None:
         raise ModelError("the model uses attention sinks, which the engine does not represent")
+    if "sliding_window" in kwargs:
+        window = kwargs["sliding_window"]
+    else:
+        window = _configured_window(module)
     out = batch.attention.attend(
         batch.plan,
         module.layer_idx,  # type: ignore[arg-type]
@@ -56,10 +59,19 @@ def _attention(
         key,
         value,
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=sliding_window,
+        window=window,
         softcap=softcap,
     )
     return out, None
+
+
+def _configured_window(module: nn.Module) -> int | None:
+    """The window of a layer that leaves it to the mask, which is not built here."""
+    config: Any = module.config
+    types = getattr(config, "layer_types", None)
+    if types is not None and types[module.layer_idx] != "sliding_attention":
+        return None
+    return getattr(config, "sliding_window", None)
 
 
 AttentionInterface.register(IMPLEMENTATION, _attention)

@@ -21,6 +21,8 @@ __all__ = ["TorchPagedAttention"]
 
 FUSED_WIDTH = 32
 """From this many columns on (prefill) the fused kernel beats explicit scores."""
+MOST_SCORES = 1 << 26
+"""Scores held at a time outside the fused kernel."""
 WORTH_SHARING = 768
 """Fewest tokens that reading a prefix once a group must save, in all, to pay for itself."""
 
@@ -67,9 +69,11 @@ class _View:
         # One position early: padding in a row without new tokens asks from its last stored one.
         first = 0 if window is None else max(0, int(stored.min()) - window) // size
         ends = -(-(stored + layout.counts_M) // size)
-        self.sharing: Sharing | None = find_sharing(
-            tables, first, stored // size, min_saved=plan.min_saved, device=plan.device
-        )
+        self.sharing: Sharing | None = None
+        if layout.width < FUSED_WIDTH:
+            self.sharing = find_sharing(
+                tables, first, stored // size, min_saved=plan.min_saved, device=plan.device
+            )
         begins = np.full(len(stored), first)
         if self.sharing is not None:
             begins = begins + self.sharing.length_M
@@ -311,7 +315,8 @@ def _plain(
 ) -> Tensor:
     """Scores, softmax, product, for every row and key head.
 
-    The `J = G * T` query vectors of one row that meet one key head form a matrix.
+    The `J = G * T` query vectors of one row that meet one key head form a matrix. Where the
+    scores of all would take too much memory (wide blocks under a cap), a few are done at a time.
     """
     rows, query_heads, width, _ = query.shape
     batch, per_head = rows * keys.heads, query_heads // keys.heads
@@ -320,8 +325,12 @@ def _plain(
     q = query.reshape(batch, per_head * width, keys.dim)
     k = keys.pages.index_select(0, index).view(batch, -1, keys.dim)
     v = values.pages.index_select(0, index).view(batch, -1, values.dim)
-    scores = _scores(bias, q, k, scaling, softcap)
-    out = torch.bmm(_weights(scores, bias, softcap), v)
+    step = max(1, MOST_SCORES // (q.shape[1] * k.shape[1]))
+    if step >= batch:
+        out = _attend(bias, q, k, v, scaling, softcap)
+    else:
+        parts = zip(*(x.split(step) for x in (bias, q, k, v)), strict=True)
+        out = torch.cat([_attend(b, x, y, z, scaling, softcap) for b, x, y, z in parts])
     out = out.view(rows, query_heads, width, values.dim)
     return out.transpose(1, 2)
 
@@ -366,6 +375,13 @@ def _shared(
     out = torch.baddbmm(sharing.to_rows(o_pre, heads, rows), weights[..., length:], v_own)
     out = out.view(heads, rows, per_head, width, values.dim)
     return out.permute(1, 3, 0, 2, 4).reshape(rows, width, query_heads, values.dim)
+
+
+def _attend(
+    bias: Tensor, q: Tensor, k: Tensor, v: Tensor, scaling: float, softcap: float | None
+) -> Tensor:
+    scores = _scores(bias, q, k, scaling, softcap)
+    return torch.bmm(_weights(scores, bias, softcap), v)
 
 
 def _scores(bias: Tensor, q: Tensor, k: Tensor, scaling: float, softcap: float | None) -> Tensor:

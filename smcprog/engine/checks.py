@@ -23,24 +23,24 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 LOW_PRECISION_TOLERANCE = 0.2
 
 
-def check_dispatchable(config: Any) -> None:
+def check_dispatchable(config: Any, cls: type | None = None) -> None:
     """Raise ModelError if the architecture keeps state besides attention that we can replace.
 
-    Looks at the configuration only.
+    Looks at the configuration and the class (default: the one that loading would use) only.
     """
     kind = getattr(config, "model_type", type(config).__name__)
-    try:
-        cls = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    except KeyError:
-        raise ModelError(f"a model of type {kind!r} is not a causal language model") from None
+    if cls is None:
+        try:
+            cls = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        except KeyError:
+            raise ModelError(f"a model of type {kind!r} is not a causal language model") from None
     text = config.get_text_config()
     types = set(getattr(text, "layer_types", None) or ())
     other = sorted(map(str, types - ATTENTION_LAYERS))
     if other:
         raise ModelError(
-            f"a model of type {kind!r} keeps state besides attention (layers of type "
-            f"{', '.join(other)}); the engine runs models whose layers are full or sliding-window "
-            "attention"
+            f"a model of type {kind!r} cannot be run: it has layers of type {', '.join(other)}, "
+            "and the engine runs models whose layers are all full or sliding-window attention"
         )
     if not getattr(cls, "_supports_attention_backend", False):
         raise ModelError(

@@ -105,7 +105,7 @@ class LM:
             As for `LM`.
         """
         _check_sizes(kv_pages, page_size)
-        check_dispatchable(model.config)
+        check_dispatchable(model.config, type(model))
         twin = own_copy(model)
         twin.set_attn_implementation(IMPLEMENTATION)
         lm = cls.__new__(cls)

@@ -145,6 +145,8 @@ class PagedSequences:
         """
         self._open()
         tokens, counts = self._new(tokens_M_T, counts_M)
+        if tokens is tokens_M_T:
+            tokens = tokens.clone()  # the caller may reuse its buffer
         self._queue, self._queued = self._with_queue(tokens, counts)
         if self._queued.all():
             self._next = None
@@ -184,7 +186,7 @@ class PagedSequences:
         if totals.min() == totals.max() == block.shape[1] and queued.min() == queued.max():
             # The usual case, one shape for all rows, without gathers.
             logits = self._extend(block, totals, np.arange(max(0, queued[0] - 1), totals[0]))
-            self._next = logits[:, -1]
+            self._next = _last(logits)
             if queued[0]:
                 return logits[:, :-1]
             assert cached is not None  # a row without queued tokens has its logits
@@ -199,7 +201,7 @@ class PagedSequences:
             if bool(missing.any()):
                 place = missing.to(cached.device, non_blocking=True)[:, :, None]
                 logits = torch.where(place, cached[:, None], logits)
-        self._next = logits[:, -1]
+        self._next = _last(logits)
         return logits[:, :-1]
 
     def next_logits(self) -> Tensor:
@@ -334,6 +336,12 @@ class PagedSequences:
         index = torch.from_numpy(flat.reshape(-1)).to(logits.device, non_blocking=True)
         picked = logits.flatten(0, 1).index_select(0, index)
         return picked.view(*wanted_M_K.shape, logits.shape[-1])
+
+
+def _last(logits_M_T_V: Tensor) -> Tensor:
+    """Logits of the last column, not holding on to the others' memory."""
+    last = logits_M_T_V[:, -1]
+    return last if logits_M_T_V.shape[1] == 1 else last.clone()
 
 
 def _live_pages(

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smcprog.attention import Layout, TorchPagedAttention
+from smcprog.attention import Layout, TorchPagedAttention, torch_paged
 
 CPU = torch.device("cpu")
 
@@ -144,6 +144,20 @@ def test_equals_attention_written_out(page_size, min_saved, data, window, softca
     expected_positions = [s + t for s, c in zip(stored, case.counts, strict=True) for t in range(c)]
     real_M_T = np.arange(case.width) < counts[:, None]
     assert plan.positions_M_T[torch.from_numpy(real_M_T)].tolist() == expected_positions
+
+
+def test_wide_blocks_under_a_cap_in_parts(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(3, 2, 40, 4, generator=generator) for _ in range(3))
+    table = np.arange(1, 31, dtype=np.int32).reshape(3, 10)
+    layout = Layout(table, np.zeros(3, dtype=np.int64), np.full(3, 40), 40)
+    outs = []
+    for most in (1 << 26, 4000):
+        monkeypatch.setattr(torch_paged, "MOST_SCORES", most)
+        attention = TorchPagedAttention(40, 4, CPU)
+        plan = attention.plan(layout)
+        outs.append(attention.attend(plan, 0, q, k, v, scaling=0.5, window=None, softcap=0.9))
+    torch.testing.assert_close(outs[0], outs[1])
 
 
 @pytest.mark.parametrize("width", [1, 40])

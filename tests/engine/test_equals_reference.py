@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+import transformers
 
 from smcprog.engine import LM, PagedSequences
 
@@ -159,6 +160,44 @@ def test_wide_ragged_score_runs_in_pieces(model_of, vocabulary, reference):
     torch.testing.assert_close(logits[0], first[4:-1], atol=1e-4, rtol=0)
     torch.testing.assert_close(logits[1, :700], second[2:-1], atol=1e-4, rtol=0)
     torch.testing.assert_close(rows.next_logits()[1], second[-1], atol=1e-4, rtol=0)
+
+
+def test_window_that_only_the_mask_knows(vocabulary, reference):
+    """Qwen2-MoE tells its attention nothing of the window of a layer."""
+    config = transformers.Qwen2MoeConfig(
+        vocab_size=vocabulary.size,
+        hidden_size=32,
+        intermediate_size=32,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_experts=2,
+        num_experts_per_tok=1,
+        sliding_window=8,
+        use_sliding_window=True,
+        layer_types=["sliding_attention", "full_attention"],
+    )
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(8)
+    rows = LM.from_model(model, vocabulary).sequences(list(range(30)), 1)
+    (expected,) = reference(model, [list(range(30))])
+    torch.testing.assert_close(rows.next_logits()[0], expected[-1], atol=1e-4, rtol=0)
+
+
+def test_buffer_of_queued_tokens_may_be_reused(lm_of):
+    lm = lm_of()
+    rows, same = lm.sequences([1], 2), lm.sequences([1], 2)
+    block = torch.tensor([[2], [3]])
+    rows.append(block)
+    same.append(block.clone())
+    block.fill_(7)
+    torch.testing.assert_close(rows.next_logits(), same.next_logits())
 
 
 def test_plain_model_still_works_after_from_model(model_of, vocabulary):
