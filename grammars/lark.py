@@ -12,7 +12,7 @@ from smcprog.grammars.lark_common import common_terminals
 from smcprog.grammars.lark_parser import parse_lark
 from smcprog.grammars.lark_tree import check_references, productive_names, reachable
 from smcprog.grammars.lark_writer import START, Writer
-from smcprog.grammars.text import GrammarText
+from smcprog.grammars.text import GrammarText, require_unicode
 
 __all__ = ["lark_grammar"]
 
@@ -38,6 +38,7 @@ def lark_grammar(text: str, name: str, whitespace: str = "bounded") -> GrammarTe
     """
     if len(text) > MAX_TEXT:
         raise GrammarError(f"grammar: {len(text)} characters; at most {MAX_TEXT} are taken")
+    require_unicode("grammar", text)
     parsed = parse_lark(text)
     if len(parsed.definitions) > MAX_DEFINITIONS:
         raise GrammarError(

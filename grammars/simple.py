@@ -10,7 +10,7 @@ from smcprog.errors import GrammarError
 from smcprog.grammars import regex
 from smcprog.grammars.engine import error_reason
 from smcprog.grammars.lark_writer import quote
-from smcprog.grammars.text import GrammarText
+from smcprog.grammars.text import GrammarText, require_unicode
 
 __all__ = ["choice_grammar", "regex_grammar"]
 
@@ -38,6 +38,7 @@ def regex_grammar(pattern: Any) -> GrammarText:
         raise GrammarError(f"a regex is a str, got {type(pattern).__name__}")
     if len(pattern) > MAX_TEXT:
         raise GrammarError(f"regex of {len(pattern)} characters; at most {MAX_TEXT} are taken")
+    require_unicode("regex", pattern)
     shown = repr(pattern if len(pattern) <= 60 else pattern[:60] + "…")
     try:
         body = regex.full_match(pattern, regex.PYTHON, flags)

@@ -5,7 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-__all__ = ["GrammarText", "TextCheck"]
+from smcprog.errors import GrammarError
+
+__all__ = ["GrammarText", "TextCheck", "require_unicode"]
+
+
+def require_unicode(what: str, text: str) -> None:
+    """Raise `GrammarError` where a text has half a surrogate pair, which is no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise GrammarError(
+            f"{what}: character {error.start} is half a surrogate pair "
+            f"(U+{ord(text[error.start]):04X}), which is no Unicode text"
+        ) from None
 
 
 @dataclasses.dataclass(frozen=True)

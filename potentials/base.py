@@ -61,9 +61,9 @@ class Request:
 
     def output_text(self, tokens: Sequence[int]) -> str:
         """Text of an output, without EOS and cut before the first stop string."""
-        text = self.vocab.decode(tokens)
-        cuts = [i for i in (text.find(s) for s in self.stop) if i >= 0]
-        return text[: min(cuts)] if cuts else text
+        data = self.vocab.to_bytes(tokens)
+        cuts = [i for i in (data.find(s.encode()) for s in self.stop) if i >= 0]
+        return (data[: min(cuts)] if cuts else data).decode("utf-8", errors="replace")
 
 
 _sampler: Callable[..., Any] | None = None

@@ -8,13 +8,27 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from smcprog.errors import SettingError
+from smcprog.validate import real, whole
 
-__all__ = ["LocalDistribution"]
+__all__ = ["LocalDistribution", "check_temperature"]
+
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-4, 1e6  # beyond, float32 logits lose all meaning
+
+
+def check_temperature(name: str, value: Any, why_not_zero: str) -> float:
+    """A local temperature as a float; zero is refused with a reason of its own."""
+    temperature = real(name, value, 0, MAX_TEMPERATURE)
+    if temperature == 0:
+        raise SettingError(f"{name}=0 {why_not_zero}: use a temperature › 0")
+    if temperature < MIN_TEMPERATURE:
+        raise SettingError(f"{name} must be at least {MIN_TEMPERATURE:g}, got {temperature:g}")
+    return temperature
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,20 +54,25 @@ class LocalDistribution:
     min_p: float | None = None
 
     def __post_init__(self) -> None:
-        t = self.temperature
-        if t == 0:
-            raise SettingError(
-                "temperature=0 is greedy decoding, which SMC cannot weigh (arg-max has no "
-                "density): use a temperature › 0"
-            )
-        if not (t > 0 and math.isfinite(t)):
-            raise SettingError(f"temperature must be a positive number, got {t!r}")
-        if self.top_k is not None and (self.top_k != int(self.top_k) or self.top_k < 1):
-            raise SettingError(f"top_k must be a whole number of at least 1, got {self.top_k!r}")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise SettingError(f"top_p must be in (0, 1], got {self.top_p!r}")
-        if self.min_p is not None and not 0 <= self.min_p <= 1:
-            raise SettingError(f"min_p must be in [0, 1], got {self.min_p!r}")
+        keep = object.__setattr__  # checked values, once; frozen afterwards
+        keep(
+            self,
+            "temperature",
+            check_temperature(
+                "temperature",
+                self.temperature,
+                "is greedy decoding, which SMC cannot weigh (arg-max has no density)",
+            ),
+        )
+        if self.top_k is not None:
+            keep(self, "top_k", whole("top_k", self.top_k, 1, 1 << 40))
+        if self.top_p is not None:
+            top_p = real("top_p", self.top_p, 0, 1)
+            if top_p == 0:
+                raise SettingError("top_p must be greater than 0, or nothing is left to draw")
+            keep(self, "top_p", top_p)
+        if self.min_p is not None:
+            keep(self, "min_p", real("min_p", self.min_p, 0, 1))
 
     @property
     def truncated(self) -> bool:
@@ -64,7 +83,7 @@ class LocalDistribution:
         """Log-probabilities of shape [..., V], float32 or wider; −∞ where truncated."""
         x = self._scaled(logits)
         if self.top_k is not None and self.top_k < x.shape[-1]:
-            kth = x.topk(int(self.top_k), dim=-1).values[..., -1:]
+            kth = x.topk(self.top_k, dim=-1).values[..., -1:]
             x = x.masked_fill(x < kth, -math.inf)
         if self.top_p is not None and self.top_p < 1:
             ordered, index = x.sort(dim=-1, descending=True, stable=True)

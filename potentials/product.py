@@ -25,7 +25,7 @@ class Product(Potential):
     def __init__(self, factors: Sequence[Potential]) -> None:
         flat: list[Potential] = []
         for factor in factors:
-            flat.extend(factor.factors if isinstance(factor, Product) else [factor])
+            flat.extend(factor.factors if type(factor) is Product else [factor])
         self.factors: tuple[Potential, ...] = tuple(flat)
         self.masks = any(f.masks for f in flat)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from smcprog.errors import PotentialError, SettingError
 from smcprog.potentials.base import Potential, Request
+from smcprog.validate import real
 
 __all__ = ["Reward"]
 
@@ -66,12 +66,10 @@ class Reward(Potential):
             raise SettingError(
                 f"Reward takes a function of a list of texts, got {type(score).__name__}"
             )
-        if not math.isfinite(beta):
-            raise SettingError(f"beta must be finite, got {beta!r}")
         if at != "end":
             raise SettingError(f"Reward(at={at!r}) is not supported: at='end' is")
         self.score = score
-        self.beta = float(beta)
+        self.beta = real("beta", beta)
         self._name = name or getattr(score, "__name__", type(score).__name__)
 
     @property

@@ -13,12 +13,15 @@ from torch import Tensor
 from smcprog.errors import SettingError
 from smcprog.potentials.base import Potential, Request
 from smcprog.potentials.local import LocalDistribution
+from smcprog.validate import real
 
 if TYPE_CHECKING:
     from smcprog.engine.lm import LM
     from smcprog.engine.sequences import Sequences
 
 __all__ = ["Target"]
+
+MAX_POWER = 1e4
 
 
 @dataclasses.dataclass
@@ -74,11 +77,12 @@ class Target(Potential):
             raise SettingError(
                 f"Target takes an LM, got {type(lm).__name__}: write Target(LM(...))"
             )
-        if not (power > 0 and math.isfinite(power)):
-            raise SettingError(f"power must be a positive number, got {power!r}")
+        power = real("power", power, 0, MAX_POWER)
+        if power == 0:
+            raise SettingError("power must be greater than 0: the power 0 forgets the model")
         self.lm = lm
         self.local = LocalDistribution(temperature, top_k, top_p, min_p)
-        self.power = float(power)
+        self.power = power
 
     @property
     def name(self) -> str:
@@ -94,7 +98,8 @@ class Target(Potential):
         return f"Target({inner})" + (f" ** {self.power:g}" if self.power != 1 else "")
 
     def __pow__(self, power: float) -> Target:
-        return Target(self.lm, **dataclasses.asdict(self.local), power=self.power * power)
+        scale = real("power", power, 0, MAX_POWER)
+        return Target(self.lm, **dataclasses.asdict(self.local), power=self.power * scale)
 
     def start(self, request: Request, n: int) -> TargetState:
         sequences = self.lm.sequences(self.lm.encode(request.prompt), n)

@@ -10,7 +10,7 @@ import pytest
 import smcprog
 
 ROOT = Path(smcprog.__file__).parent
-LEAVES = {"errors", "limits", "particles", "resampling", "rng"}
+LEAVES = {"errors", "limits", "particles", "resampling", "rng", "validate"}
 MAY_IMPORT = {
     **{leaf: {"errors", "limits"} for leaf in LEAVES},
     "resampling": {"errors", "limits", "particles"},

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from smcprog.attention.base import SCRATCH_PAGE, Layout, PagedAttention
 from smcprog.attention.sharing import Sharing, find_sharing
+from smcprog.errors import PagesExhaustedError
 
 __all__ = ["TorchPagedAttention"]
 
@@ -258,10 +259,16 @@ class TorchPagedAttention(PagedAttention):
         self, plan: _Plan, layer: int, key: Tensor, value: Tensor
     ) -> tuple[_Pool, _Pool]:
         shape = (key.shape[1], self.num_pages, self.page_size)
-        pools = (
-            _Pool(torch.empty((*shape, key.shape[-1]), dtype=key.dtype, device=key.device)),
-            _Pool(torch.empty((*shape, value.shape[-1]), dtype=value.dtype, device=key.device)),
-        )
+        try:
+            pools = (
+                _Pool(torch.empty((*shape, key.shape[-1]), dtype=key.dtype, device=key.device)),
+                _Pool(torch.empty((*shape, value.shape[-1]), dtype=value.dtype, device=key.device)),
+            )
+        except (RuntimeError, MemoryError) as error:  # torch's out-of-memory is a RuntimeError
+            raise PagesExhaustedError(
+                f"no memory for {self.num_pages} pages of {self.page_size} tokens, layer {layer}: "
+                "lower kv_pages"
+            ) from error
         pages = plan.to_device(np.union1d(plan.layout.tables_M_W, [SCRATCH_PAGE]))
         for pool in pools:
             pool.data.index_fill_(1, pages, 0.0)

@@ -59,7 +59,7 @@ def _report(error: Exception, text: str, code: int, as_json: bool, debug: bool) 
     if debug:
         traceback.print_exception(error, file=sys.stderr)
     typer.echo(f"smcprog: {text}", err=True)
-    if as_json:
+    if as_json and not isinstance(error, OSError):  # standard output itself may be what failed
         fields: dict[str, Any] = {"type": type(error).__name__, "message": text, "exit_code": code}
         if isinstance(error, AllDeadError):
             fields |= {"potential": error.potential, "position": error.position}

@@ -16,9 +16,13 @@ from smcprog.engine.memory import default_pages
 from smcprog.engine.prompts import check_tokens, encode_prompt
 from smcprog.engine.sequences import PagedSequences, Sequences
 from smcprog.engine.vocab import Vocabulary
-from smcprog.errors import ModelError, SettingError
+from smcprog.errors import ModelError
+from smcprog.validate import whole
 
 __all__ = ["LM"]
+
+MAX_PAGE_SIZE = 1 << 16
+MAX_PAGES = 1 << 30
 
 
 class LM:
@@ -212,10 +216,9 @@ class LM:
 
 
 def _check_sizes(kv_pages: int | None, page_size: int) -> None:
-    if page_size < 1:
-        raise SettingError(f"page_size is {page_size}; it must be at least 1")
-    if kv_pages is not None and kv_pages < 1:
-        raise SettingError(f"kv_pages is {kv_pages}; it must be at least 1")
+    whole("page_size", page_size, 1, MAX_PAGE_SIZE)
+    if kv_pages is not None:
+        whole("kv_pages", kv_pages, 1, MAX_PAGES)
 
 
 def _max_context(config: Any) -> int:

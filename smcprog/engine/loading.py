@@ -35,10 +35,14 @@ def resolve_path(path: str | os.PathLike[str] | None) -> Path:
         from smcprog.models.default import default_model_path
 
         return default_model_path()
+    if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
+        raise ModelError(f"a model is a folder or a hub id, got {type(path).__name__}")
     text = os.fspath(path)
     if not text:
         raise ModelError("the model path is empty; leave it out for the default model")
     folder = Path(text).expanduser()
+    if len(text) > 1024 or "\0" in text:
+        raise ModelError(f"no model at {text[:60]!r}…: that is no path and no hub id")
     if folder.is_dir():
         return folder.resolve()
     if folder.exists():

@@ -165,7 +165,8 @@ class PagedSequences:
         Returns
         -------
         Tensor, [M, T, V]
-            Where a row has fewer than T tokens, the rest has no meaning.
+            Where a row has fewer than T tokens, the rest has no meaning. Read only: it may be
+            an inference-mode tensor; change a copy.
 
         Raises
         ------
@@ -183,7 +184,7 @@ class PagedSequences:
         if not (queued + self._stored).all():
             raise ValueError("a row without tokens has no logits; append at least one first")
         block, totals = self._with_queue(tokens, counts)
-        if totals.min() == totals.max() == block.shape[1] and queued.min() == queued.max():
+        if counts.min() == width and queued.min() == queued.max():
             # The usual case, one shape for all rows, without gathers.
             logits = self._extend(block, totals, np.arange(max(0, queued[0] - 1), totals[0]))
             self._next = _last(logits)
@@ -207,7 +208,8 @@ class PagedSequences:
     def next_logits(self) -> Tensor:
         """Logits after the last token of every row, [M, V]; runs what is queued, in one pass.
 
-        The result is kept: do not change it in place. Raises as `score` does.
+        Read only: the result is kept, and may be an inference-mode tensor; change a copy.
+        Raises as `score` does.
         """
         self._open()
         if self.n == 0:

@@ -168,14 +168,18 @@ class Vocabulary:
                 table[i] = decode([i])
         return table
 
+    def to_bytes(self, tokens: Iterable[int]) -> bytes:
+        """Bytes of a token sequence, special tokens left out."""
+        table = self.token_bytes
+        return b"".join(table[int(t)] for t in tokens)
+
     def decode(self, tokens: Iterable[int]) -> str:
         """Text of a token sequence, special tokens left out.
 
         Bytes that are not UTF-8 (a character cut in half at the end, for instance) become
         the replacement character.
         """
-        table = self.token_bytes
-        return b"".join(table[int(t)] for t in tokens).decode("utf-8", errors="replace")
+        return self.to_bytes(tokens).decode("utf-8", errors="replace")
 
     def check_same(self, other: Vocabulary, *, this: str, that: str) -> None:
         """Raise unless both vocabularies give every id the same token.

@@ -105,11 +105,8 @@ class Block:
         if draft_tokens:
             self._score_drafts(draft_tokens)
         self._bonus_token(draft_tokens)
-        # The dead are past caring: a reward must not be asked about their half-made texts.
-        alive_M = self.finish_M != DEAD
         for factor in self._rest:
-            ended_M = alive_M & (self.finish_M != RUNNING)
-            self._advance(factor, self.tokens_M_B, self.lengths_M * alive_M, ended_M)
+            self._advance(factor, self.tokens_M_B, self.lengths_M)
         self._weigh()
 
     def _draft_token(self, position: int) -> None:
@@ -123,7 +120,7 @@ class Block:
     def _score_drafts(self, count: int) -> None:
         drafted_M_K = self.tokens_M_B[:, :count]
         for factor in self._scored:
-            self._advance(factor, drafted_M_K, self.lengths_M, self.finish_M != RUNNING)
+            self._advance(factor, drafted_M_K, self.lengths_M)
         logp_M_K = self._factors[self._lead].token_logprobs()
         if logp_M_K is not None:
             self.logp_M_B[:, :count] = logp_M_K
@@ -171,7 +168,7 @@ class Block:
         took_M = self.finish_M == RUNNING
         self.tokens_M_B[:, position] = torch.where(took_M, drawn.tokens_M, 0)
         self._log_q_M += torch.where(took_M, drawn.log_density_M, 0.0)
-        self.lengths_M += took_M
+        self.lengths_M = self.lengths_M + took_M  # factors may keep the old one
         if self._room == position + 1:
             self.finish_M = self.finish_M.masked_fill(took_M, LENGTH)
         if self._stops is not None:
@@ -184,15 +181,16 @@ class Block:
     def _step(self, factors: Sequence[Factor], position: int, took_M: Tensor) -> None:
         token_M_1 = self.tokens_M_B[:, position : position + 1]
         for factor in factors:
-            self._advance(factor, token_M_1, took_M.long(), self.finish_M != RUNNING)
+            self._advance(factor, token_M_1, took_M.long())
 
-    def _advance(
-        self, factor: Factor, tokens_M_T: Tensor, lengths_M: Tensor, ended_M: Tensor
-    ) -> None:
+    def _advance(self, factor: Factor, tokens_M_T: Tensor, lengths_M: Tensor) -> None:
         """Move a factor; rows that took nothing keep their value, rows at zero are dead."""
-        value_M = factor.advance(tokens_M_T, lengths_M, ended_M)
+        # The dead are past caring: a factor must not be asked about their half-made outputs.
+        alive_M = self.finish_M != DEAD
+        lengths_M = lengths_M * alive_M
+        value_M = factor.advance(tokens_M_T, lengths_M, alive_M & (self.finish_M != RUNNING))
         factor.log_psi_M = torch.where(lengths_M > 0, value_M, factor.log_psi_M)
-        killed_M = (factor.log_psi_M == -math.inf) & (self.finish_M != DEAD)
+        killed_M = (factor.log_psi_M == -math.inf) & alive_M
         self.finish_M = self.finish_M.masked_fill(killed_M, DEAD)
         self.blame_M = self.blame_M.masked_fill(killed_M, self._factors.index(factor))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from smcprog.errors import PotentialError, SMCError
 from smcprog.potentials.base import Potential, Request, State
 from smcprog.potentials.bitmask import unpack_bitmask
+from smcprog.potentials.target import Target
 
 __all__ = ["Factor", "StartGroup", "fit_width"]
 
@@ -110,34 +111,35 @@ class Factor:
                     ended_M[rows],
                 )
             if value is None:  # nothing to do, or a failed request: no row of it goes on
-                value = torch.full((size,), -torch.inf, dtype=torch.float64)
-            values.append(value.to(self._device))
+                value = torch.full((size,), -torch.inf, dtype=torch.float64, device=self._device)
+            values.append(value)
         return values[0] if len(values) == 1 else torch.cat(values)
 
     def next_logw(self, size: int) -> Tensor:
         """log ψ(y v) − log ψ(y), [M, size], of an LM-like factor."""
+        parts = self._map(self._next_logw_of, size)
         rows = [n for n in self._sizes if n]
-        parts = [
-            torch.full((n, size), -torch.inf) if p is None else fit_width(p, size)
-            for n, p in zip(rows, self._map(self.potential.next_logw), strict=True)
+        filled = [
+            torch.full((n, size), -torch.inf, device=self._device) if p is None else p
+            for n, p in zip(rows, parts, strict=True)
         ]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self._device)
+        return filled[0] if len(filled) == 1 else torch.cat(filled)
 
     def allowed(self, size: int) -> Tensor | None:
         """Bool mask [M, V] of next tokens, or None where the factor has no say."""
-        parts = self._map(self.potential.mask)
+        parts = self._map(self._mask_of, size)
         if all(p is None for p in parts):
             return None
         rows = [n for n in self._sizes if n]
         filled = [
-            torch.ones((n, size), dtype=torch.bool) if p is None else unpack_bitmask(p, size)
+            torch.ones((n, size), dtype=torch.bool, device=self._device) if p is None else p
             for n, p in zip(rows, parts, strict=True)
         ]
-        return (filled[0] if len(filled) == 1 else torch.cat(filled)).to(self._device)
+        return filled[0] if len(filled) == 1 else torch.cat(filled)
 
     def token_logprobs(self) -> Tensor | None:
         """Of the tokens last advanced, [M, T]."""
-        parts = [p for p in self._map(self.potential.token_logprobs) if p is not None]
+        parts = [p for p in self._map(self._token_logprobs_of) if p is not None]
         if not parts:
             return None
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -177,21 +179,63 @@ class Factor:
         self._parts[part], value = self.potential.advance(state, tokens, lengths, ended)
         rows = tokens.shape[0]
         if not isinstance(value, Tensor) or value.shape != (rows,) or not value.is_floating_point():
-            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise PotentialError(
-                f"{self.potential.name}: advance must return log ψ as a floating tensor of "
-                f"shape ({rows},), got {got}",
-                potential=self.potential.name,
-            )
-        return value.double()
+            self._refuse("advance", f"log ψ as a floating tensor of shape ({rows},)", value)
+        return value.detach().double().to(self._device)
 
-    def _map(self, call: Callable[[State], Tensor | None]) -> list:
-        """`call` on each part that has rows, failures kept with their request."""
+    def _next_logw_of(self, state: State, rows: int, size: int) -> Tensor:
+        value = self.potential.next_logw(state)
+        model = isinstance(self.potential, Target)
+        fits = (
+            isinstance(value, Tensor)
+            and value.is_floating_point()
+            and value.ndim == 2
+            and value.shape[0] == rows
+            and (model or value.shape[1] == size)
+        )
+        if not fits:
+            self._refuse("next_logw", f"a floating tensor of shape ({rows}, {size})", value)
+        assert value is not None
+        if model:  # its padding is known to mean nothing
+            return fit_width(value, size)
+        value = value.detach().to(self._device)
+        if bool((value.isnan() | (value == torch.inf)).any()):
+            self._refuse("next_logw", "finite numbers or -inf", "NaN or +inf")
+        return value
+
+    def _mask_of(self, state: State, rows: int, size: int) -> Tensor | None:
+        value = self.potential.mask(state)
+        if value is None:
+            return None
+        shapes = {torch.bool: (rows, size), torch.int32: (rows, -(-size // 32))}
+        if not isinstance(value, Tensor) or shapes.get(value.dtype) != tuple(value.shape):
+            self._refuse(
+                "mask",
+                f"a bool tensor of shape {shapes[torch.bool]} or a packed int32 tensor of "
+                f"shape {shapes[torch.int32]}",
+                value,
+            )
+        return unpack_bitmask(value, size).to(self._device)
+
+    def _token_logprobs_of(self, state: State, rows: int) -> Tensor | None:
+        return self.potential.token_logprobs(state)
+
+    def _refuse(self, method: str, wanted: str, got: Any) -> NoReturn:
+        if isinstance(got, Tensor):
+            got = f"a {got.dtype} tensor of shape {tuple(got.shape)}"
+        elif not isinstance(got, str):
+            got = type(got).__name__
+        raise PotentialError(
+            f"{self.potential.name}: {method} must return {wanted}, got {got}",
+            potential=self.potential.name,
+        )
+
+    def _map(self, call: Callable[..., Tensor | None], *arguments: Any) -> list[Any]:
+        """`call` on each part that has rows, failures kept with their request (as None)."""
         out = []
         for state, size, owner in zip(self._parts, self._sizes, self._owners, strict=True):
             if size:
                 ok = state is not None and owner not in self.failed
-                out.append(self._guard(owner, call, state) if ok else None)
+                out.append(self._guard(owner, call, state, size, *arguments) if ok else None)
         return out
 
     def _guard(self, owner: int | None, call: Callable[..., Any], *arguments: Any) -> Any:

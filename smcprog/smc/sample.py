@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from smcprog.errors import BatchError, SettingError, SMCError
-from smcprog.limits import MAX_ROUND_ELEMENTS
+from smcprog.limits import MAX_LOGITS, MAX_ROUND_ELEMENTS
 from smcprog.potentials.base import Potential, Request, set_sampler
 from smcprog.potentials.product import Product
 from smcprog.potentials.target import Target
@@ -42,19 +42,20 @@ def sample(
 
     results: list[Posterior | SMCError | None] = [None] * len(prompts)
     requests: list[WaveRequest] = []
-    shared: dict[tuple[int, ...], Request] = {}  # one Request a distinct prompt
+    shared: dict[str, Request] = {}  # one Request a distinct prompt
     for i, one in enumerate(prompts):
         try:
             tokens = tuple(lm.encode(one))
-            _check_room(product, settings, lm, len(tokens))
+            _check_room(product, settings, one, tokens)
         except SMCError as error:
             results[i] = error
             continue
-        if tokens not in shared:
-            shared[tokens] = Request(
+        key = repr(one)  # its form counts too: another model may encode it differently
+        if key not in shared:
+            shared[key] = Request(
                 one, tokens, lm.vocab, settings.max_tokens, truncate, settings.stop
             )
-        requests.append(WaveRequest(i, shared[tokens], seeds[i]))
+        requests.append(WaveRequest(i, shared[key], seeds[i]))
 
     order = {id(r): rank for rank, r in enumerate(shared.values())}
     requests.sort(key=lambda q: order[id(q.request)])  # equal prompts side by side
@@ -97,33 +98,47 @@ def _waves(
     Deterministic requests go one by one: then the shapes of all that is computed depend
     on the request alone, and so do its bits.
     """
-    models = _models(product, settings)
-    elements = settings.particles * lm.vocab.size * (settings.draft_tokens + 1)
+    elements = settings.particles * lm.vocab.size * (_draft_tokens(settings) + 1)
+    if elements > MAX_LOGITS:
+        raise SettingError(
+            f"particles={settings.particles} with blocks of {_draft_tokens(settings) + 1} tokens "
+            f"over a vocabulary of {lm.vocab.size} need {elements} logits a round, more than "
+            f"{MAX_LOGITS}: use fewer particles or draft tokens"
+        )
     most = 1 if settings.deterministic else max(1, MAX_ROUND_ELEMENTS // elements)
     waves: list[list[WaveRequest]] = []
     left: dict[int, int] = {}
     for q in requests:
-        need = {
-            id(m): m.pages_needed(
-                len(q.request.prompt_tokens), settings.particles, settings.max_tokens
-            )
-            for m in models
-        }
+        need: dict[int, int] = {}
+        lengths = _prompt_lengths(product, settings, q.request.prompt, q.request.prompt_tokens)
+        for model, length in lengths:
+            pages = model.pages_needed(length, settings.particles, settings.max_tokens)
+            need[id(model)] = need.get(id(model), 0) + pages
         fits = waves and len(waves[-1]) < most and all(left[k] >= n for k, n in need.items())
         if not fits:
             waves.append([])
-            left = {id(m): m.pages_free for m in models}
+            left = {id(m): m.pages_free for m, _ in lengths}
         waves[-1].append(q)
         for k, n in need.items():
             left[k] -= n
     return waves
 
 
-def _models(product: Product, settings: Settings) -> list[LM]:
-    models = [f.lm for f in product.factors if isinstance(f, Target)]
-    if settings.draft is not None:
-        models.append(settings.draft)
-    return list({id(m): m for m in models}.values())
+def _prompt_lengths(
+    product: Product, settings: Settings, prompt: Any, tokens: tuple[int, ...]
+) -> list[tuple[LM, int]]:
+    """Every model of the run, as often as it keeps sequences, with its prompt's length."""
+    targets = [f.lm for f in product.factors if isinstance(f, Target)]
+    lead = targets[0]
+    lengths = [(m, len(tokens if m is lead else m.encode(prompt))) for m in targets]
+    if settings.draft is not None and settings.draft_tokens:
+        lengths.append((settings.draft, len(tokens)))
+    return lengths
+
+
+def _draft_tokens(settings: Settings) -> int:
+    """K, or 0 where nobody drafts."""
+    return settings.draft_tokens if settings.draft is not None else 0
 
 
 def _lead_lm(product: Product, settings: Settings) -> LM:
@@ -142,19 +157,21 @@ def _lead_lm(product: Product, settings: Settings) -> LM:
     return lead
 
 
-def _check_room(product: Product, settings: Settings, lm: LM, prompt_length: int) -> None:
-    for model in _models(product, settings):
-        if prompt_length + settings.max_tokens > model.max_context:
+def _check_room(product: Product, settings: Settings, prompt: Any, tokens: tuple[int, ...]) -> None:
+    for model, length in _prompt_lengths(product, settings, prompt, tokens):
+        if length + settings.max_tokens > model.max_context:
             raise SettingError(
-                f"a prompt of {prompt_length} tokens and max_tokens={settings.max_tokens} exceed "
-                f"the context of {model.name}, {model.max_context} tokens: max_tokens may be at "
-                f"most {model.max_context - prompt_length}"
+                f"a prompt of {length} tokens and max_tokens={settings.max_tokens} exceed the "
+                f"context of {model.name}, {model.max_context} tokens: max_tokens may be at most "
+                f"{model.max_context - length}"
             )
 
 
 def _seeds(seed: int | Sequence[int] | None, count: int) -> list[int]:
     if seed is None:
         return [secrets.randbits(63) for _ in range(count)]
+    if hasattr(seed, "tolist"):
+        seed = seed.tolist()
     if isinstance(seed, Sequence) and not isinstance(seed, (str, bytes)):
         if len(seed) != count:
             raise SettingError(f"{len(seed)} seeds for {count} prompts: give one seed a prompt")

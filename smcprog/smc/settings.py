@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from smcprog.errors import SettingError
-from smcprog.limits import MAX_PARTICLES, MAX_TOKENS
+from smcprog.limits import MAX_OUTPUT_TOKENS, MAX_PARTICLES, MAX_TOKENS
+from smcprog.potentials.local import check_temperature
 from smcprog.resampling import SCHEMES
+from smcprog.validate import real, whole
 
 if TYPE_CHECKING:
     from smcprog.engine.lm import LM
@@ -65,50 +66,64 @@ class Settings:
     on_round: Callable[[RoundEvent], Any] | None = None
 
     def __post_init__(self) -> None:
-        _whole("particles", self.particles, 1, MAX_PARTICLES)
-        _whole("max_tokens", self.max_tokens, 1, MAX_TOKENS)
-        _whole("draft_tokens", self.draft_tokens, 0, MAX_TOKENS)
+        n = self._keep("particles", whole("particles", self.particles, 1, MAX_PARTICLES))
+        t = self._keep("max_tokens", whole("max_tokens", self.max_tokens, 1, MAX_TOKENS))
+        if n * t > MAX_OUTPUT_TOKENS:
+            raise SettingError(
+                f"particles={n} times max_tokens={t} is more than the {MAX_OUTPUT_TOKENS} tokens "
+                "that one request may ask for: lower one of them"
+            )
+        self._keep("draft_tokens", whole("draft_tokens", self.draft_tokens, 0, MAX_TOKENS))
         if self.draft is not None and not hasattr(self.draft, "sequences"):
             raise SettingError(f"draft must be an LM, got {type(self.draft).__name__}")
-        t = self.draft_temperature
-        if t is not None:
-            if not _number(t) or not (t >= 0 and math.isfinite(t)):
-                raise SettingError(f"draft_temperature must be a positive number, got {t!r}")
-            if t == 0:
-                raise SettingError(
-                    "draft_temperature=0 would draft by arg-max, which has no density to weigh: "
-                    "use a temperature › 0"
-                )
-        if not _number(self.coupling) or not self.coupling >= 1:
-            raise SettingError(f"coupling must be at least 1, got {self.coupling!r}")
-        if self.coupling != math.inf:
-            raise SettingError(
-                f"coupling={self.coupling:g} is not supported: coupling=inf (SMC-SD) is"
+        if self.draft_temperature is not None:
+            self._keep(
+                "draft_temperature",
+                check_temperature(
+                    "draft_temperature",
+                    self.draft_temperature,
+                    "would draft by arg-max, which has no density to weigh",
+                ),
             )
-        if not _number(self.ess_threshold) or not 0 <= self.ess_threshold <= 1:
-            raise SettingError(f"ess_threshold must be in [0, 1], got {self.ess_threshold!r}")
-        if self.resampling not in SCHEMES:
+        coupling = self._keep(
+            "coupling", real("coupling", self.coupling, 1, math.inf, infinite=True)
+        )
+        if coupling != math.inf:
+            raise SettingError(f"coupling={coupling:g} is not supported: coupling=inf (SMC-SD) is")
+        self._keep("ess_threshold", real("ess_threshold", self.ess_threshold, 0, 1))
+        if not isinstance(self.resampling, str) or self.resampling not in SCHEMES:
             raise SettingError(
                 f"resampling must be one of {', '.join(SCHEMES)}, got {self.resampling!r}"
             )
         for s in self.stop:
-            if not isinstance(s, str) or not s:
-                raise SettingError(f"stop must be non-empty strings, got {s!r}")
+            if not isinstance(s, str) or not s or not _is_text(s):
+                raise SettingError(f"stop must be non-empty strings of Unicode text, got {s!r}")
+        if self.on_round is not None and not callable(self.on_round):
+            raise SettingError(f"on_round must be callable, got {type(self.on_round).__name__}")
+        if self.truncate not in (None, True, False):
+            raise SettingError(f"truncate must be True, False or None, got {self.truncate!r}")
+
+    def _keep(self, name: str, value: Any) -> Any:
+        """Store a checked setting as a plain number; the class is frozen afterwards."""
+        object.__setattr__(self, name, value)
+        return value
 
     @classmethod
     def of(cls, stop: str | Sequence[str] | None, **settings: Any) -> Settings:
         """Settings with `stop` as a user may write it: one string, several, or None."""
-        stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+        stops: tuple[str, ...]
+        if stop is None or isinstance(stop, str):
+            stops = () if stop is None else (stop,)
+        elif isinstance(stop, Iterable):
+            stops = tuple(stop)
+        else:
+            raise SettingError(f"stop must be a string or several, got {stop!r}")
         return cls(stop=stops, **settings)
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and value == value
-
-
-def _whole(name: str, value: Any, low: int, high: int) -> None:
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not whole or int(value) < low:
-        raise SettingError(f"{name} must be a whole number of at least {low}, got {value!r}")
-    if int(value) > high:
-        raise SettingError(f"{name} must be at most {high}, got {value!r}")
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

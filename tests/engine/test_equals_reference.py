@@ -31,8 +31,10 @@ class Walk:
         width = self.rng.choice([1, 1, 2, 5])
         block = [self.tokens(width) for _ in rows]
         counts = None
-        if self.rng.random() < 0.5:
+        if self.rng.random() < 0.6:
             counts = [self.rng.randint(0, width) for _ in rows]
+            if self.rng.random() < 0.3:
+                counts = [counts[0]] * len(rows)
         room = max(map(len, rows)) + width <= MOST_TOKENS
         if not room:
             counts = [0] * len(rows)
@@ -188,6 +190,27 @@ def test_window_that_only_the_mask_knows(vocabulary, reference):
     rows = LM.from_model(model, vocabulary).sequences(list(range(30)), 1)
     (expected,) = reference(model, [list(range(30))])
     torch.testing.assert_close(rows.next_logits()[0], expected[-1], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("counts", [[2, 2], [5, 5], [0, 0], [0, 5], [1, 3]])
+@pytest.mark.parametrize("queued", [[0, 0], [2, 2], [0, 2], [1, 2]])
+def test_every_raggedness(model_of, vocabulary, reference, counts, queued):
+    model = model_of("llama")
+    lm = LM.from_model(model, vocabulary)
+    rows = lm.sequences([1, 2, 3], 2)
+    rows.append(torch.tensor([[4, 5], [6, 7]]), queued)
+    block = torch.tensor([[10, 11, 12, 13, 14], [20, 21, 22, 23, 24]])
+    logits = rows.score(block, counts)
+    assert logits.shape == (2, 5, vocabulary.size)
+    before = [[1, 2, 3, *[4, 5][: queued[0]]], [1, 2, 3, *[6, 7][: queued[1]]]]
+    after = [b + block[i, : counts[i]].tolist() for i, b in enumerate(before)]
+    assert rows.lengths.tolist() == [len(a) for a in after]
+    for i, expected in enumerate(reference(model, after)):
+        begin = len(before[i]) - 1
+        torch.testing.assert_close(
+            logits[i, : counts[i]], expected[begin : begin + counts[i]], atol=1e-4, rtol=0
+        )
+        torch.testing.assert_close(rows.next_logits()[i], expected[-1], atol=1e-4, rtol=0)
 
 
 def test_buffer_of_queued_tokens_may_be_reused(lm_of):

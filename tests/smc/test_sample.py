@@ -112,6 +112,17 @@ def test_stop_string_is_cut_from_the_text():
         ({"stop": ""}, "stop"),
         ({"seed": 1.5}, "seed"),
         ({"seed": [1, 2]}, "2 seeds for 1"),
+        ({"seed": np.array([1, 2])}, "2 seeds for 1"),
+        ({"particles": 65536, "max_tokens": 1 << 20}, "particles=65536 times max_tokens"),
+        ({"draft_temperature": 1e-320}, "draft_temperature"),
+        ({"draft_temperature": math.nan}, "draft_temperature"),
+        ({"ess_threshold": "half"}, "ess_threshold"),
+        ({"resampling": ["ssp"]}, "resampling"),
+        ({"on_round": 5}, "on_round"),
+        ({"truncate": "no"}, "truncate"),
+        ({"stop": 5}, "stop"),
+        ({"stop": ["a", 5]}, "stop"),
+        ({"stop": "\ud800"}, "stop"),
     ],
 )
 def test_bad_settings_are_named(options, words):
@@ -224,6 +235,15 @@ def test_two_vocabularies_are_refused():
         {"temperature": 0},
         {"temperature": -1},
         {"temperature": math.nan},
+        {"temperature": 1e-40},
+        {"temperature": "hot"},
+        {"temperature": None},
+        {"top_k": "a"},
+        {"top_k": math.inf},
+        {"top_p": [1]},
+        {"min_p": "a"},
+        {"power": "a"},
+        {"power": 1e300},
         {"top_k": 0},
         {"top_p": 0},
         {"top_p": 1.2},
@@ -272,3 +292,23 @@ def test_models_may_pad_their_logits_differently(padded):
     plain = sample(Target(LM), draft=DRAFT, draft_tokens=2, particles=64)
     assert [p.tokens for p in post] == [p.tokens for p in plain]
     assert post.log_evidence == pytest.approx(plain.log_evidence)
+
+
+def test_fractions_and_numpy_numbers_are_numbers():
+    from fractions import Fraction
+
+    target = Target(LM, temperature=Fraction(1, 2), power=np.float32(2), top_k=np.int64(3))
+    options = {"ess_threshold": Fraction(1, 3), "particles": np.int64(4), "seed": np.int64(0)}
+    assert len(sample(target, **options)) == 4
+    plain = sample(Target(LM, temperature=0.5, power=2, top_k=3), ess_threshold=1 / 3, particles=4)
+    assert [p.tokens for p in sample(target, **options)] == [p.tokens for p in plain]
+
+
+def test_a_stop_string_is_looked_for_in_bytes():
+    """Half characters show as the replacement character, but are not it."""
+    from smcprog.potentials import Request
+    from smcprog.testing import TabularLM
+
+    lm = TabularLM([b"\xc3", b"\xa9", b"<eos>"], [2], np.zeros((1, 3)), np.zeros((1, 3), dtype=int))
+    request = Request([0], (0,), lm.vocab, max_tokens=6, stop=("\ufffd",))
+    assert request.output_text([0, 0, 1, 2]) == "\ufffd\u00e9"
