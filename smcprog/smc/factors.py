@@ -72,7 +72,7 @@ class Factor:
             for group in groups:
                 if potential.joins:
                     rows = particles * len(group.members)
-                    self._parts.append(potential.start(group.request, rows))
+                    self._parts.append(self._guard(None, potential.start, group.request, rows))
                     self._sizes.append(rows)
                 else:
                     for member in group.members:
@@ -82,7 +82,7 @@ class Factor:
                         self._owners.append(member)
             if potential.joins:
                 if len(self._parts) > 1:
-                    self._parts = [potential.join(self._parts)]
+                    self._parts = [self._guard(None, potential.join, self._parts)]
                 self._sizes = [sum(self._sizes)]
                 self._owners = [None]
         except BaseException:

@@ -202,3 +202,32 @@ def test_interruptions_pass_through():
 
     with pytest.raises(KeyboardInterrupt):
         (Target(LM) * Reward(stop)).sample([0], seed=0, max_tokens=3)
+
+
+class Joining(Quiet):
+    joins = True
+
+    def join(self, states):
+        return sum(states)
+
+
+def test_a_joining_potential_that_cannot_start_is_named():
+    class Broken(Joining):
+        def start(self, request, n):
+            if request.prompt == [1]:
+                raise ValueError("broken")
+            return n
+
+    with pytest.raises(BatchError) as caught:
+        (Target(LM) * Broken()).sample([[0], [1]], seed=0, max_tokens=3)
+    first, second = caught.value.results
+    assert first.text is not None
+    assert isinstance(second, PotentialError) and second.potential == "Broken"
+
+
+def test_requests_that_cannot_be_joined_run_alone():
+    class Broken(Joining):
+        def join(self, states):
+            raise ValueError("broken")
+
+    assert len((Target(LM) * Broken()).sample([[0], [1]], seed=0, max_tokens=3)) == 2
