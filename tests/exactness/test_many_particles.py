@@ -25,21 +25,7 @@ from smcprog.smc.settings import Settings
 from smcprog.smc.wave import Wave, WaveRequest
 
 from .enumerate_draws import enumerate_paths
-from .toys import (
-    CASE_A,
-    CASE_B,
-    CASE_C,
-    CASE_D,
-    LARK_C,
-    LARK_D,
-    REGEX_A,
-    REGEX_B,
-    bins,
-    gamma,
-    in_regex,
-    is_dyck,
-    random_toy,
-)  # fmt: skip
+from .toys import CASES, bins, gamma, in_regex, random_toy
 
 RUNS = 2000
 LONG = 5
@@ -147,18 +133,14 @@ def test_random_models(config):
     assert_unbiased(z, outcomes, gammas)
 
 
-CASES = {
-    "A": (CASE_A, lambda: Grammar.regex(REGEX_A), in_regex(REGEX_A), 8),
-    "B": (CASE_B, lambda: Grammar.regex(REGEX_B), in_regex(REGEX_B), 6),
-    "C": (CASE_C, lambda: Grammar.lark(LARK_C), is_dyck, 9),
-    "D": (CASE_D, lambda: Grammar.lark(LARK_D), lambda text: text == "ab", 3),
-}
+LENGTHS = {"A": 8, "B": 6, "C": 9, "D": 3}  # max_tokens of each case
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("k", [0, 2])
 def test_reference_cases(case, k):
-    toy, grammar, accepts, length = CASES[case]
+    of, length = CASES[case], LENGTHS[case]
+    toy, grammar, accepts = of.toy, of.grammar, of.accepts
     settings = Settings(
         particles=8, draft=toy.lm("draft") if k else None, draft_tokens=k, max_tokens=length
     )
@@ -180,7 +162,8 @@ def test_one_draw_a_run_converges_to_the_posterior(case):
     The floor is the 99.9 % quantile of the TV of as many exact draws: false-alarm rate 1e-3
     plus the O(1/N) bias of one draw, which the factor 1.1 allows for.
     """
-    toy, grammar, accepts, length = CASES[case]
+    of, length = CASES[case], LENGTHS[case]
+    toy, grammar, accepts = of.toy, of.grammar, of.accepts
     gammas = gamma(toy, length, truncate=False, accepts=accepts)
     total = sum(gammas.values())
     exact = {y: g / total for y, g in gammas.items()}

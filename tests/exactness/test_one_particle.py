@@ -18,20 +18,7 @@ from smcprog.smc.block import EOS, LENGTH, STOP
 from smcprog.smc.settings import Settings
 
 from .enumerate_draws import enumerate_paths
-from .toys import (
-    CASE_A,
-    CASE_B,
-    CASE_C,
-    CASE_D,
-    LARK_C,
-    LARK_D,
-    REGEX_A,
-    REGEX_B,
-    gamma,
-    in_regex,
-    is_dyck,
-    random_toy,
-)  # fmt: skip
+from .toys import CASES, gamma, in_regex, random_toy
 
 LONG = 5
 
@@ -82,12 +69,7 @@ def test_random_models(k, drafted, power, temperature, truncate, masked, rewarde
     assert_same(got, gamma(toy, LONG, truncate=truncate, **exact))
 
 
-CASES = {
-    "A": (CASE_A, lambda: Grammar.regex(REGEX_A), in_regex(REGEX_A), 6),
-    "B": (CASE_B, lambda: Grammar.regex(REGEX_B), in_regex(REGEX_B), 6),
-    "C": (CASE_C, lambda: Grammar.lark(LARK_C), is_dyck, 7),
-    "D": (CASE_D, lambda: Grammar.lark(LARK_D), lambda text: text == "ab", 3),
-}
+LENGTHS = {"A": 6, "B": 6, "C": 7, "D": 3}  # max_tokens of each case
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -95,7 +77,8 @@ CASES = {
 @pytest.mark.parametrize("power", [1.0, 2.0])
 @pytest.mark.parametrize("truncate", [False, True])
 def test_reference_cases(case, k, power, truncate):
-    toy, grammar, accepts, length = CASES[case]
+    of, length = CASES[case], LENGTHS[case]
+    toy, grammar, accepts = of.toy, of.grammar, of.accepts
     draft = random_toy(np.random.default_rng(7), symbols=len(toy.tokens) - 1).lm("draft")
     draft = type(draft)(toy.tokens, [toy.eos], draft.logits_S_V, draft.next_S_V, "draft")
     settings = Settings(particles=1, draft=draft if k else None, draft_tokens=k, max_tokens=length)

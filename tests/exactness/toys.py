@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from smcprog import Grammar
 from smcprog.testing import TabularLM
 
 Outcome = tuple[int, ...]
@@ -135,3 +136,20 @@ def bins(gammas: dict[Outcome, float], least: float) -> Iterator[set[Outcome]]:
         if mass >= least:
             yield group
             group, mass = set(), 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A reference case: the model, the language as a grammar and as a predicate."""
+
+    toy: Toy
+    grammar: Callable[[], Grammar]
+    accepts: Callable[[str], bool]
+
+
+CASES = {
+    "A": Case(CASE_A, lambda: Grammar.regex(REGEX_A), in_regex(REGEX_A)),
+    "B": Case(CASE_B, lambda: Grammar.regex(REGEX_B), in_regex(REGEX_B)),
+    "C": Case(CASE_C, lambda: Grammar.lark(LARK_C), is_dyck),
+    "D": Case(CASE_D, lambda: Grammar.lark(LARK_D), lambda text: text == "ab"),
+}
