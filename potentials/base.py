@@ -20,6 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -67,16 +68,17 @@ class Request:
 
 
 _sampler: Callable[..., Any] | None = None
+_async_sampler: Callable[..., Any] | None = None
 
 
-def set_sampler(sampler: Callable[..., Any]) -> None:
+def set_sampler(sampler: Callable[..., Any], async_sampler: Callable[..., Any]) -> None:
     """Tell potentials how they are sampled from.
 
     Potentials lie below the SMC loop and know nothing of it: the loop hands itself in when
     it is imported.
     """
-    global _sampler
-    _sampler = sampler
+    global _sampler, _async_sampler
+    _sampler, _async_sampler = sampler, async_sampler
 
 
 class Potential(ABC):
@@ -159,6 +161,43 @@ class Potential(ABC):
         """
         return None
 
+    def lookahead(self, state: State, tokens_N_T: Tensor, lengths_N: Tensor) -> Tensor | None:
+        """`next_logw` before and after each of T tokens that may come next, in one go.
+
+        The state still stands for the output without the tokens, but may keep what was
+        computed for an `advance` over some of them. This default runs a copy token by token.
+
+        Parameters
+        ----------
+        state : State
+            Of N rows, all of them running.
+        tokens_N_T : Tensor, int64, [N, T]
+        lengths_N : Tensor, int64, [N]
+            How many of the T are real, from 0 to T.
+
+        Returns
+        -------
+        Tensor or None
+            Floating, [N, T + 1, V]. Entry t is `next_logw` after the first t tokens; without
+            meaning for t › length. None where `next_logw` is None.
+        """
+        rows, width = tokens_N_T.shape
+        copy = self.fork(state, torch.arange(rows))
+        logw = []
+        try:
+            for t in range(width + 1):
+                logw_N_V = self.next_logw(copy)
+                if logw_N_V is None:
+                    return None
+                logw.append(logw_N_V)
+                if t < width:
+                    took_N = (t < lengths_N).long()
+                    ended_N = torch.zeros_like(took_N, dtype=torch.bool)
+                    copy, _ = self.advance(copy, tokens_N_T[:, t : t + 1], took_N, ended_N)
+        finally:
+            self.release(copy)
+        return torch.stack(logw, dim=1)
+
     def join(self, states: Sequence[State]) -> State:
         """One state over the rows of several, in order (consumes them).
 
@@ -196,6 +235,8 @@ class Potential(ABC):
         draft_tokens: int = 4,
         draft_temperature: float | None = None,
         coupling: float = math.inf,
+        draft_paths: int = 1,
+        joint_draws: bool = True,
         max_tokens: int = 256,
         truncate: bool | None = None,
         ess_threshold: float = 0.5,
@@ -223,7 +264,16 @@ class Potential(ABC):
         draft_temperature : float, optional
             τ_d › 0; by default τ / α of the target.
         coupling : float
-            λ; only infinity, SMC speculative decoding, is supported.
+            λ ≥ 1: a drafted token is kept with probability min(1, λ p̃/q̃) and redrawn from
+            (p̃ − q̃)₊ otherwise, which ends the block. 1 is lossless speculative decoding:
+            every token comes from the exact local distribution p̃. Infinity, the default,
+            is SMC speculative decoding: every drafted token is kept, and weighed.
+        draft_paths : int
+            Drafts per particle, of which the longest that agrees with the target is
+            followed; more than 1 with ``coupling=1`` only.
+        joint_draws : bool
+            Draw the tokens of particles that share one history jointly: same distribution
+            each, less variance together. False draws them independently.
         max_tokens : int
             Longest output, EOS included.
         truncate : bool, optional
@@ -282,6 +332,8 @@ class Potential(ABC):
             draft_tokens=draft_tokens,
             draft_temperature=draft_temperature,
             coupling=coupling,
+            draft_paths=draft_paths,
+            joint_draws=joint_draws,
             max_tokens=max_tokens,
             truncate=truncate,
             ess_threshold=ess_threshold,
@@ -289,3 +341,34 @@ class Potential(ABC):
             deterministic=deterministic,
             on_round=on_round,
         )
+
+    async def asample(
+        self,
+        prompt: Any,
+        *,
+        scheduler: Any = None,
+        timeout: float | None = None,
+        **settings: Any,
+    ) -> Any:
+        """`sample` without blocking the event loop; many at a time share one batch.
+
+        Cancelling the task cancels the request, whose memory is then free.
+
+        Parameters
+        ----------
+        prompt, **settings
+            As for `sample`.
+        scheduler : Scheduler, optional
+            By default one that all such calls share.
+        timeout : float, optional
+            Seconds from now after which RequestTimeoutError is raised.
+
+        Returns
+        -------
+        Posterior or list of Posterior
+            As `sample`; it also raises as `sample` does.
+        """
+        if _async_sampler is None:
+            importlib.import_module("smcprog.smc")
+        assert _async_sampler is not None
+        return await _async_sampler(self, prompt, scheduler=scheduler, timeout=timeout, **settings)

@@ -21,13 +21,13 @@ __all__ = ["LocalDistribution", "check_temperature"]
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-4, 1e6  # beyond, float32 logits lose all meaning
 
 
-def check_temperature(name: str, value: Any, why_not_zero: str) -> float:
-    """A local temperature as a float; zero is refused with a reason of its own."""
+def check_temperature(name: str, value: Any) -> float:
+    """A local temperature as a float; 0 is greedy."""
     temperature = real(name, value, 0, MAX_TEMPERATURE)
-    if temperature == 0:
-        raise SettingError(f"{name}=0 {why_not_zero}: use a temperature › 0")
-    if temperature < MIN_TEMPERATURE:
-        raise SettingError(f"{name} must be at least {MIN_TEMPERATURE:g}, got {temperature:g}")
+    if 0 < temperature < MIN_TEMPERATURE:
+        raise SettingError(
+            f"{name} must be 0 (greedy) or at least {MIN_TEMPERATURE:g}, got {temperature:g}"
+        )
     return temperature
 
 
@@ -38,8 +38,9 @@ class LocalDistribution:
     Parameters
     ----------
     temperature : float
-        Local temperature τ › 0. It shapes every step, and is not a power of the
-        sequence's probability.
+        Local temperature τ ≥ 0. It shapes every step, and is not a power of the
+        sequence's probability. 0 is greedy: all mass on the most probable token (the first
+        of those that tie).
     top_k : int, optional
         Keep the k most probable tokens (and those tied with the last of them).
     top_p : float, optional
@@ -55,15 +56,7 @@ class LocalDistribution:
 
     def __post_init__(self) -> None:
         keep = object.__setattr__  # checked values, once; frozen afterwards
-        keep(
-            self,
-            "temperature",
-            check_temperature(
-                "temperature",
-                self.temperature,
-                "is greedy decoding, which SMC cannot weigh (arg-max has no density)",
-            ),
-        )
+        keep(self, "temperature", check_temperature("temperature", self.temperature))
         if self.top_k is not None:
             keep(self, "top_k", whole("top_k", self.top_k, 1, 1 << 40))
         if self.top_p is not None:
@@ -77,10 +70,19 @@ class LocalDistribution:
     @property
     def truncated(self) -> bool:
         """Whether some tokens may get probability zero."""
-        return self.top_k is not None or self.top_p is not None or bool(self.min_p)
+        return (
+            self.temperature == 0
+            or self.top_k is not None
+            or self.top_p is not None
+            or bool(self.min_p)
+        )
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """Log-probabilities of shape [..., V], float32 or wider; −∞ where truncated."""
+        if self.temperature == 0:
+            first = logits.argmax(dim=-1, keepdim=True)
+            dtype = logits.dtype if logits.dtype == torch.float64 else torch.float32
+            return torch.full_like(logits, -math.inf, dtype=dtype).scatter_(-1, first, 0.0)
         x = self._scaled(logits)
         if self.top_k is not None and self.top_k < x.shape[-1]:
             kth = x.topk(self.top_k, dim=-1).values[..., -1:]

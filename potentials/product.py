@@ -82,6 +82,18 @@ class Product(Potential):
             total = logw_N_V if total is None else total + logw_N_V
         return total
 
+    def lookahead(self, state: State, tokens_N_T: Tensor, lengths_N: Tensor) -> Tensor | None:
+        """Sum over the factors where all of them are LM-like; else None."""
+        if any(type(f).next_logw is Potential.next_logw for f in self.factors):
+            return None
+        total: Tensor | None = None
+        for f, s in zip(self.factors, state, strict=True):
+            logw_N_B_V = f.lookahead(s, tokens_N_T, lengths_N)
+            if logw_N_B_V is None:
+                return None
+            total = logw_N_B_V if total is None else total + logw_N_B_V
+        return total
+
     def release(self, state: State) -> None:
         for f, s in zip(self.factors, state, strict=True):
             f.release(s)

@@ -7,7 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from smcprog.errors import SettingError
@@ -25,6 +27,35 @@ MAX_POWER = 1e4
 
 
 @dataclasses.dataclass
+class Ahead:
+    """Tokens that were scored on trial: the model's rows hold them, the potential's do not.
+
+    Attributes
+    ----------
+    tokens_N_T, lengths_N : Tensor, int64
+    begin_N : int64 [N]
+        Length of the model's rows without them; a host array.
+    logits_N_B_V, logp_N_B_V : Tensor
+        Before and after each of them, B = T + 1; as the model and the local distribution say.
+    """
+
+    tokens_N_T: Tensor
+    lengths_N: Tensor
+    begin_N: NDArray[np.int64]
+    logits_N_B_V: Tensor
+    logp_N_B_V: Tensor
+
+    def fork(self, index_M: Tensor) -> Ahead:
+        return Ahead(
+            self.tokens_N_T[index_M],
+            self.lengths_N[index_M],
+            self.begin_N[index_M.cpu().numpy()],
+            self.logits_N_B_V[index_M],
+            self.logp_N_B_V[index_M],
+        )
+
+
+@dataclasses.dataclass
 class TargetState:
     """Rows of one model, with what their next token may be."""
 
@@ -32,6 +63,7 @@ class TargetState:
     log_psi_N: Tensor  # float64
     next_logp_N_V: Tensor | None = None  # local log p of the next token, once computed
     token_logp_N_T: Tensor | None = None  # of the tokens last advanced
+    ahead: Ahead | None = None
 
 
 class Target(Potential):
@@ -42,7 +74,8 @@ class Target(Potential):
     lm : LM
         The model.
     temperature : float
-        Local temperature τ: p = softmax(logits/τ) at every step.
+        Local temperature τ: p = softmax(logits/τ) at every step. 0 is greedy decoding,
+        which is sampled autoregressively or without loss only (``coupling=1``).
     top_k, top_p, min_p : optional
         Local truncation, renormalised (see `LocalDistribution`).
     power : float
@@ -58,7 +91,7 @@ class Target(Potential):
     Raises
     ------
     SettingError
-        A setting out of range; ``temperature=0`` by name, since arg-max has no density.
+        A setting out of range.
     """
 
     joins = True
@@ -114,6 +147,8 @@ class Target(Potential):
             return state, state.log_psi_N
         device = self.lm.device
         tokens_N_T, lengths_N = tokens_N_T.to(device), lengths_N.to(device)
+        if state.ahead is not None:
+            return self._advance_into(state, state.ahead, tokens_N_T, lengths_N)
         # Rows that ended are dropped by the caller, so only the others must be ragged-exact.
         full = bool(((lengths_N == width) | ended_N.to(device)).all())
         counts_N = None if full else lengths_N
@@ -131,6 +166,64 @@ class Target(Potential):
         state.next_logp_N_V = None
         return state, state.log_psi_N
 
+    def lookahead(self, state: TargetState, tokens_N_T: Tensor, lengths_N: Tensor) -> Tensor:
+        """One pass over the tokens, which `advance` then takes over or drops."""
+        if state.ahead is not None:
+            self._drop_ahead(state)
+        device = self.lm.device
+        tokens_N_T, lengths_N = tokens_N_T.to(device), lengths_N.to(device)
+        begin_N = np.array(state.sequences.lengths)
+        if tokens_N_T.shape[1]:
+            scored = state.sequences.score(tokens_N_T, lengths_N)
+            last = state.sequences.next_logits()
+            logits_N_B_V = torch.cat([scored, last.unsqueeze(1)], dim=1)
+        else:
+            logits_N_B_V = state.sequences.next_logits().unsqueeze(1)
+        logp_N_B_V = self.local.log_probs(self._known(logits_N_B_V))
+        state.ahead = Ahead(tokens_N_T, lengths_N, begin_N, logits_N_B_V, logp_N_B_V)
+        state.next_logp_N_V = logp_N_B_V[:, 0]
+        return logp_N_B_V if self.power == 1 else self.power * logp_N_B_V
+
+    def _advance_into(
+        self, state: TargetState, ahead: Ahead, tokens_N_T: Tensor, lengths_N: Tensor
+    ) -> tuple[TargetState, Tensor]:
+        """Keep those of the scored tokens that really come, drop the rest, add what is new."""
+        device = self.lm.device
+        rows, width = tokens_N_T.shape
+        both = min(width, ahead.tokens_N_T.shape[1])
+        most_N = torch.minimum(lengths_N, ahead.lengths_N)
+        same_N_T = tokens_N_T[:, :both] == ahead.tokens_N_T[:, :both]
+        same_N_T &= torch.arange(both, device=device) < most_N.unsqueeze(1)
+        kept_N = same_N_T.long().cumprod(1).sum(1)
+        row_N = torch.arange(rows, device=device)
+        state.sequences.truncate(
+            ahead.begin_N + kept_N.cpu().numpy(), ahead.logits_N_B_V[row_N, kept_N]
+        )
+        state.ahead = None
+        state.next_logp_N_V = ahead.logp_N_B_V[row_N, kept_N]
+        kept_logp_N_T = ahead.logp_N_B_V[:, :both].gather(2, tokens_N_T[:, :both].unsqueeze(2))
+        logp_N_T = torch.zeros((rows, width), dtype=torch.float64, device=device)
+        known_N_T = torch.arange(both, device=device) < kept_N.unsqueeze(1)
+        logp_N_T[:, :both] = torch.where(known_N_T, kept_logp_N_T.squeeze(2).double(), 0.0)
+        for step in range(int((lengths_N - kept_N).amax())):  # one, as the core calls it
+            at_N_1 = (kept_N + step).clamp(max=width - 1).unsqueeze(1)
+            token_N_1 = tokens_N_T.gather(1, at_N_1)
+            new_N = kept_N + step < lengths_N
+            new_logp_N_1 = self._next_logp(state).gather(1, token_N_1).double()
+            old_logp_N_1 = logp_N_T.gather(1, at_N_1)
+            chosen_N_1 = torch.where(new_N.unsqueeze(1), new_logp_N_1, old_logp_N_1)
+            logp_N_T.scatter_(1, at_N_1, chosen_N_1)
+            state.sequences.append(token_N_1, new_N.long())
+            state.next_logp_N_V = None
+        state.token_logp_N_T = logp_N_T
+        state.log_psi_N = state.log_psi_N + self.power * logp_N_T.sum(1)
+        return state, state.log_psi_N
+
+    def _drop_ahead(self, state: TargetState) -> None:
+        assert state.ahead is not None
+        state.sequences.truncate(state.ahead.begin_N, state.ahead.logits_N_B_V[:, 0])
+        state.ahead = None
+
     def fork(self, state: TargetState, ancestors_M: Tensor) -> TargetState:
         index_M = ancestors_M.to(self.lm.device)
         cached = state.next_logp_N_V
@@ -138,9 +231,13 @@ class Target(Potential):
             state.sequences.fork(ancestors_M),
             state.log_psi_N[index_M],
             None if cached is None else cached[index_M],
+            ahead=None if state.ahead is None else state.ahead.fork(index_M),
         )
 
     def join(self, states: Sequence[TargetState]) -> TargetState:
+        for state in states:
+            if state.ahead is not None:
+                self._drop_ahead(state)
         sequences = self.lm.join([s.sequences for s in states])
         return TargetState(sequences, torch.cat([s.log_psi_N for s in states]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "MAX_DRAFT_PATHS",
     "MAX_LOGITS",
     "MAX_OUTPUT_TOKENS",
     "MAX_PARTICLES",
@@ -12,6 +13,9 @@ __all__ = [
 
 MAX_PARTICLES = 65_536
 """Particles of one request."""
+
+MAX_DRAFT_PATHS = 64
+"""Drafts per particle."""
 
 MAX_TOKENS = 1_048_576
 """Tokens of one output."""

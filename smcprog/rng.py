@@ -20,7 +20,9 @@ from torch import Tensor
 from smcprog.errors import InputError, SettingError
 
 __all__ = [
+    "STREAM_ACCEPT",
     "STREAM_CHOICE",
+    "STREAM_REDRAW",
     "STREAM_RESAMPLE",
     "STREAM_TOKEN",
     "philox4x32",
@@ -34,6 +36,10 @@ STREAM_RESAMPLE = 1
 """Uniforms that draw ancestors."""
 STREAM_CHOICE = 2
 """Uniforms that pick the returned sample among the particles."""
+STREAM_ACCEPT = 3
+"""Uniforms that keep drafted tokens or not."""
+STREAM_REDRAW = 4
+"""Uniforms that draw tokens in place of those that were not kept."""
 
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -152,7 +158,7 @@ def uniforms(
     positions : Tensor of integers, [P], or int
         Positions within the round, the same for all M; or [M, P], each row its own.
     stream : int
-        What the uniforms are for: `STREAM_TOKEN`, `STREAM_RESAMPLE` or `STREAM_CHOICE`.
+        What the uniforms are for: `STREAM_TOKEN` or another of these constants.
 
     Returns
     -------

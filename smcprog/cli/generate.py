@@ -92,6 +92,23 @@ def generate(
             show_default=False,
         ),
     ] = None,
+    coupling: Annotated[
+        float | None,
+        typer.Option(
+            help="Keep drafted tokens up to this factor over the model: 1 is lossless. "
+            "(default: inf, all are kept and weighed)",
+            rich_help_panel=_MODEL,
+            show_default=False,
+        ),
+    ] = None,
+    draft_paths: Annotated[
+        int | None,
+        typer.Option(
+            help="Drafts per particle, with --coupling 1. (default: 1)",
+            rich_help_panel=_MODEL,
+            show_default=False,
+        ),
+    ] = None,
     particles: Annotated[
         int, typer.Option("--particles", "-n", help="Particles.", rich_help_panel=_SAMPLING)
     ] = 8,
@@ -99,7 +116,10 @@ def generate(
         int, typer.Option(help="Longest output, in tokens.", rich_help_panel=_SAMPLING)
     ] = 256,
     temperature: Annotated[
-        float, typer.Option(help="Local temperature, of every step.", rich_help_panel=_SAMPLING)
+        float,
+        typer.Option(
+            help="Local temperature, of every step; 0 is greedy.", rich_help_panel=_SAMPLING
+        ),
     ] = 1.0,
     power: Annotated[
         float,
@@ -198,8 +218,11 @@ def generate(
     The text is drawn from the exact conditional distribution as the number of particles grows.
     It goes to standard output; log evidence, ESS and seed go to standard error.
     """
-    if draft_tokens is not None and draft is None:
-        raise typer.BadParameter("needs --draft MODEL", param_hint="--draft-tokens")
+    drafting = {"draft_tokens": draft_tokens, "coupling": coupling, "draft_paths": draft_paths}
+    settings: dict[str, Any] = {k: v for k, v in drafting.items() if v is not None}
+    if settings and draft is None:
+        option = "--" + next(iter(settings)).replace("_", "-")
+        raise typer.BadParameter("needs --draft MODEL", param_hint=option)
     started = time.perf_counter()
     progress = Progress(not quiet, particles)
     with reported(as_json=as_json, debug=debug):
@@ -219,7 +242,6 @@ def generate(
         )
         if constraint is not None:
             target = target * constraint
-        settings: dict[str, Any] = {} if draft_tokens is None else {"draft_tokens": draft_tokens}
         loaded = time.perf_counter()
         with progress.rounds():
             post = target.sample(

@@ -21,6 +21,10 @@ class Sequences(Protocol):
     n: int
 
     @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each row, on the host."""
+
+    @property
     def has_next(self) -> bool:
         """Whether `next_logits` needs no forward."""
 
@@ -32,6 +36,9 @@ class Sequences(Protocol):
 
     def next_logits(self) -> Tensor:
         """Logits after the last token of every row."""
+
+    def truncate(self, lengths_M: Any, next_M_V: Tensor) -> None:
+        """Shorten rows, given the logits after the last token that each keeps."""
 
     def fork(self, ancestors_K: Any) -> Sequences:
         """New rows that continue the given ones; self stays valid."""
@@ -224,6 +231,37 @@ class PagedSequences:
                 logits = torch.where(ran[:, None], logits, cached)
             self._next = logits
         return self._next
+
+    def truncate(self, lengths_M: Any, next_M_V: Tensor) -> None:
+        """Drop the last tokens of rows; pages that no row needs any more are given back.
+
+        Parameters
+        ----------
+        lengths_M : int [M]
+            Tokens to keep, at least 1 and at most as many as a row has. A host value.
+        next_M_V : Tensor, [M, V]
+            Logits after the last token that each row keeps, as `score` gave them; not looked
+            at where that token is still queued.
+
+        Raises
+        ------
+        ValueError
+            If a row is shorter than asked for, or nothing would be left of it.
+        """
+        self._open()
+        keep_M = _host(lengths_M)
+        if keep_M.shape != (self.n,) or (keep_M < 1).any() or (keep_M > self.lengths).any():
+            raise ValueError(f"truncate takes {self.n} lengths, from 1 to that of the row")
+        stored_M = np.minimum(self._stored, keep_M)
+        size = self.engine.page_size
+        before_M, after_M = -(-self._stored // size), -(-stored_M // size)
+        column = np.arange(self._tables.shape[1])
+        unused = (column >= after_M[:, None]) & (column < before_M[:, None])
+        with self.engine.lock:
+            self.engine.pages().release(self._tables[unused])
+            self._stored, self._queued = stored_M, keep_M - stored_M
+        self._queue = self._queue[:, : int(self._queued.max(initial=0))]
+        self._next = next_M_V
 
     def fork(self, ancestors_K: Any) -> PagedSequences:
         """New rows, row i continuing row ``ancestors_K[i]``; no key or value moves.

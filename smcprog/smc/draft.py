@@ -6,6 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from smcprog.potentials.local import LocalDistribution
@@ -43,26 +46,52 @@ class Draft:
         self._lm = lm
         self._local = LocalDistribution(temperature)
         self._size = size
+        self._begin_M: NDArray[np.int64] | None = None  # lengths at `begin`, while on trial
+        self._logits: list[Tensor] = []  # of the steps since then
         parts = [lm.sequences(g.request.prompt_tokens, particles * len(g.members)) for g in groups]
         self._sequences = parts[0] if len(parts) == 1 else lm.join(parts)
 
-    def log_probs(self) -> Tensor:
-        """Log q of the next token before any mask, [M, V]."""
+    def begin(self) -> None:
+        """From here on, tokens are on trial until `settle`."""
+        self._begin_M = np.array(self._sequences.lengths)
+        self._logits = []
+
+    def log_probs(self, rows: Tensor | None = None) -> Tensor:
+        """Log q of the next token before any mask, [M, V]; of some rows, if given."""
         logits_M_V = self._sequences.next_logits()
+        if self._begin_M is not None:
+            self._logits.append(logits_M_V)
+        if rows is not None:
+            logits_M_V = logits_M_V[rows]
         known_V = self._lm.vocab.known_V
         if known_V is not None:
             logits_M_V = logits_M_V.masked_fill(~known_V.to(logits_M_V.device), -math.inf)
         return fit_width(self._local.log_probs(logits_M_V), self._size)
 
-    def append(self, tokens_M: Tensor) -> None:
-        """Every row takes one token; no forward yet."""
-        self._sequences.append(tokens_M.unsqueeze(1).to(self._lm.device))
+    def append(self, tokens_M: Tensor, took_M: Tensor | None = None) -> None:
+        """Every row (or every row that took one) gets one token; no forward yet."""
+        counts_M = None if took_M is None else took_M.long()
+        self._sequences.append(tokens_M.unsqueeze(1).to(self._lm.device), counts_M)
+
+    def settle(self, kept_M: Tensor) -> None:
+        """Of the tokens since `begin`, rows keep the first few; the rest are taken back."""
+        assert self._begin_M is not None
+        next_M_V = self._logits[0].clone()
+        for at in range(1, len(self._logits)):
+            rows = torch.nonzero(kept_M >= at).flatten()
+            next_M_V[rows] = self._logits[at][rows]
+        self._sequences.truncate(self._begin_M + kept_M.cpu().numpy(), next_M_V)
+        self._begin_M, self._logits = None, []
 
     def fork(self, ancestors_M: Tensor) -> None:
         """Rows become copies of their ancestors."""
         old = self._sequences
         self._sequences = old.fork(ancestors_M)
         old.close()
+        if self._begin_M is not None:
+            index_M = ancestors_M.to(self._lm.device)
+            self._logits = [logits_M_V[index_M] for logits_M_V in self._logits]
+            self._begin_M = self._begin_M[ancestors_M.cpu().numpy()]
 
     def release(self) -> None:
         """Give the pages back."""

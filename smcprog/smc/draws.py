@@ -12,9 +12,10 @@ import math
 import torch
 from torch import Tensor
 
-from smcprog.rng import STREAM_TOKEN, uniforms
+from smcprog.rng import STREAM_ACCEPT, STREAM_REDRAW, STREAM_TOKEN, uniforms
+from smcprog.smc.strata import extend_keys, spread
 
-__all__ = ["Draw", "Draws", "categorical"]
+__all__ = ["Draw", "Draws", "categorical", "pick"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +50,13 @@ def categorical(weights_M_V: Tensor, u_M: Tensor) -> Tensor:
     return torch.where(total_M > 0, token_M, 0)
 
 
+def pick(values_M_V: Tensor, tokens_M: Tensor) -> Tensor:
+    """The value of one token a row, [M]."""
+    return values_M_V.gather(1, tokens_M.unsqueeze(1)).squeeze(1)
+
+
 class Draws:
-    """The draws of some rows in one round: uniforms f(seed, particle, round, position).
+    """The draws of some rows in one round: uniforms f(seed, particle, round, position, stream).
 
     Parameters
     ----------
@@ -59,25 +65,79 @@ class Draws:
     round_index : int
     positions : int
         How many tokens the block may draw.
+    keys_M : Tensor, int64, optional
+        What the row has generated so far, as one number (`strata.extend_keys`): rows of
+        equal keys draw their tokens jointly. None: every row for itself.
+    paths : int
+        Rows drawn per particle, neighbours, and independent of each other.
     """
 
     def __init__(
-        self, seeds_M: Tensor, particles_M: Tensor, round_index: int, positions: int
+        self,
+        seeds_M: Tensor,
+        particles_M: Tensor,
+        round_index: int,
+        positions: int,
+        keys_M: Tensor | None = None,
+        paths: int = 1,
     ) -> None:
+        self._of = (seeds_M, particles_M, round_index, positions, keys_M)
+        path_P = torch.arange(paths, device=seeds_M.device).repeat(len(seeds_M))
+        self._seeds = seeds_M.repeat_interleave(paths)
+        self._particles = particles_M.repeat_interleave(paths)
+        self._round = round_index
         at = torch.arange(positions, device=seeds_M.device)
-        self.u_M_B = uniforms(seeds_M, particles_M, round_index, at, STREAM_TOKEN)
+        self._at_P_B = at + path_P.unsqueeze(1) * positions
+        self._keys_P = keys_M
+        if keys_M is not None and paths > 1:
+            self._keys_P = extend_keys(keys_M.repeat_interleave(paths), path_P)
+        self._uniforms: dict[int, Tensor] = {}
 
-    def draw(self, logw_M_V: Tensor, position: int) -> Draw:
-        """One token a row, in proportion to exp(logw)."""
+    def paths(self, count: int) -> Draws:
+        """Draws for `count` independent rows per row of these."""
+        return type(self)(*self._of, paths=count)
+
+    def draw(self, logw_M_V: Tensor, position: int, rows: Tensor | None = None) -> Draw:
+        """One token a row, in proportion to exp(logw); `rows` says which, if not all."""
         peak_M = logw_M_V.amax(dim=1)
         floor_M = torch.where(peak_M == -math.inf, torch.zeros_like(peak_M), peak_M)
         weights_M_V = (logw_M_V - floor_M.unsqueeze(1)).exp()
-        tokens_M = self.choose(weights_M_V, position)
+        tokens_M = self.choose(weights_M_V, position, rows)
         log_total_M = floor_M.double() + weights_M_V.sum(dim=1, dtype=torch.float64).log()
-        logw_M = logw_M_V.gather(1, tokens_M.unsqueeze(1)).squeeze(1).double()
+        logw_M = pick(logw_M_V, tokens_M).double()
         log_density_M = torch.where(log_total_M == -math.inf, -math.inf, logw_M - log_total_M)
         return Draw(tokens_M, log_density_M, log_total_M)
 
-    def choose(self, weights_M_V: Tensor, position: int) -> Tensor:
+    def choose(self, weights_M_V: Tensor, position: int, rows: Tensor | None = None) -> Tensor:
         """Which token each row takes, given unnormalised weights."""
-        return categorical(weights_M_V, self.u_M_B[:, position].to(weights_M_V.device))
+        u_M = self._uniform(STREAM_TOKEN, position, rows)
+        if self._keys_P is not None:
+            u_M = spread(u_M, self._keys_P if rows is None else self._keys_P[rows])
+        return categorical(weights_M_V, u_M.to(weights_M_V.device))
+
+    def took(self, tokens_M: Tensor, rows: Tensor | None = None) -> None:
+        """Rows have taken a token: those that draw jointly from now on must have it too."""
+        if self._keys_P is None:
+            return
+        if rows is None:
+            self._keys_P = extend_keys(self._keys_P, tokens_M)
+        else:
+            keys_P = self._keys_P.clone()
+            keys_P[rows] = extend_keys(keys_P[rows], tokens_M)
+            self._keys_P = keys_P
+
+    def accept(self, log_chance_M: Tensor, position: int, rows: Tensor) -> Tensor:
+        """Whether each row keeps its drafted token, true with the given log-probability."""
+        return self._uniform(STREAM_ACCEPT, position, rows).log() < log_chance_M
+
+    def redraw(self, weights_M_V: Tensor, position: int, rows: Tensor) -> Tensor:
+        """A token in place of one that was not kept, given unnormalised weights."""
+        return categorical(weights_M_V, self._uniform(STREAM_REDRAW, position, rows))
+
+    def _uniform(self, stream: int, position: int, rows: Tensor | None) -> Tensor:
+        if stream not in self._uniforms:
+            self._uniforms[stream] = uniforms(
+                self._seeds, self._particles, self._round, self._at_P_B, stream
+            )
+        u_P = self._uniforms[stream][:, position]
+        return u_P if rows is None else u_P[rows]

@@ -7,6 +7,7 @@ failure in it stays with its request.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -22,13 +23,12 @@ from smcprog.potentials.target import Target
 __all__ = ["Factor", "StartGroup", "fit_width"]
 
 
-def fit_width(logw_M_V: Tensor, size: int) -> Tensor:
-    """Log-weights over `size` ids: models of one vocabulary may pad their logits differently."""
-    missing = size - logw_M_V.shape[1]
+def fit_width(logw: Tensor, size: int) -> Tensor:
+    """Log-weights [..., V] over `size` ids: models of one vocabulary may pad differently."""
+    missing = size - logw.shape[-1]
     if missing > 0:
-        pad = logw_M_V.new_full((logw_M_V.shape[0], missing), -torch.inf)
-        return torch.cat([logw_M_V, pad], dim=1)
-    return logw_M_V[:, :size]
+        return torch.cat([logw, logw.new_full((*logw.shape[:-1], missing), -torch.inf)], dim=-1)
+    return logw[..., :size]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +137,54 @@ class Factor:
         ]
         return filled[0] if len(filled) == 1 else torch.cat(filled)
 
+    def lookahead(self, tokens_M_T: Tensor, lengths_M: Tensor, size: int) -> Tensor:
+        """`next_logw` before and after each of T tokens on trial, [M, T + 1, size]."""
+        parts, at = [], 0
+        for state, rows, owner in zip(self._parts, self._sizes, self._owners, strict=True):
+            span = slice(at, at + rows)
+            at += rows
+            if not rows:
+                continue
+            part = None
+            if state is not None and owner not in self.failed:
+                part = self._guard(
+                    owner, self._lookahead_of, state, rows, tokens_M_T[span], lengths_M[span], size
+                )
+            if part is None:
+                shape = (rows, tokens_M_T.shape[1] + 1, size)
+                part = torch.full(shape, -torch.inf, device=self._device)
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def copy(self, paths: int = 1) -> Factor:
+        """The same rows again, `paths` neighbours for each, with states of their own.
+
+        Failures of the copy are failures of the original.
+        """
+        twin = copy.copy(self)
+        twin._parts = [None] * len(self._parts)
+        twin._sizes = [n * paths for n in self._sizes]
+        twin.log_psi_M = self.log_psi_M.repeat_interleave(paths)
+        for i, (state, size, owner) in enumerate(
+            zip(self._parts, self._sizes, self._owners, strict=True)
+        ):
+            if state is not None and size and owner not in self.failed:
+                rows = torch.arange(size).repeat_interleave(paths)
+                twin._parts[i] = self._guard(owner, self.potential.fork, state, rows)
+        return twin
+
+    def take_over(self, twin: Factor, winner_M: Tensor, paths: int) -> None:
+        """Row i goes on from row ``winner_M[i]`` of a copy made with that many paths."""
+        at = 0
+        for i, (size, owner) in enumerate(zip(self._sizes, self._owners, strict=True)):
+            state, copied = self._parts[i], twin._parts[i]
+            local = winner_M[at : at + size] - at * paths
+            at += size
+            if copied is not None and owner not in self.failed:
+                self._parts[i] = self._guard(owner, self.potential.fork, copied, local)
+                if state is not None:
+                    self.potential.release(state)
+
     def token_logprobs(self) -> Tensor | None:
         """Of the tokens last advanced, [M, T]."""
         parts = [p for p in self._map(self._token_logprobs_of) if p is not None]
@@ -184,22 +232,29 @@ class Factor:
 
     def _next_logw_of(self, state: State, rows: int, size: int) -> Tensor:
         value = self.potential.next_logw(state)
+        return self._checked_logw("next_logw", value, (rows, size))
+
+    def _lookahead_of(
+        self, state: State, rows: int, tokens: Tensor, lengths: Tensor, size: int
+    ) -> Tensor:
+        value = self.potential.lookahead(state, tokens, lengths)
+        return self._checked_logw("lookahead", value, (rows, tokens.shape[1] + 1, size))
+
+    def _checked_logw(self, method: str, value: Any, shape: tuple[int, ...]) -> Tensor:
         model = isinstance(self.potential, Target)
         fits = (
             isinstance(value, Tensor)
             and value.is_floating_point()
-            and value.ndim == 2
-            and value.shape[0] == rows
-            and (model or value.shape[1] == size)
+            and value.shape[:-1] == shape[:-1]
+            and (model or value.shape == shape)
         )
         if not fits:
-            self._refuse("next_logw", f"a floating tensor of shape ({rows}, {size})", value)
-        assert value is not None
+            self._refuse(method, f"a floating tensor of shape {shape}", value)
         if model:  # its padding is known to mean nothing
-            return fit_width(value, size)
+            return fit_width(value, shape[-1])
         value = value.detach().to(self._device)
         if bool((value.isnan() | (value == torch.inf)).any()):
-            self._refuse("next_logw", "finite numbers or -inf", "NaN or +inf")
+            self._refuse(method, "finite numbers or -inf", "NaN or +inf")
         return value
 
     def _mask_of(self, state: State, rows: int, size: int) -> Tensor | None:

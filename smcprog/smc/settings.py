@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from smcprog.errors import SettingError
-from smcprog.limits import MAX_OUTPUT_TOKENS, MAX_PARTICLES, MAX_TOKENS
+from smcprog.limits import MAX_DRAFT_PATHS, MAX_OUTPUT_TOKENS, MAX_PARTICLES, MAX_TOKENS
 from smcprog.potentials.local import check_temperature
+from smcprog.potentials.product import Product
+from smcprog.potentials.target import Target
 from smcprog.resampling import SCHEMES
 from smcprog.validate import real, whole
 
 if TYPE_CHECKING:
     from smcprog.engine.lm import LM
 
-__all__ = ["RoundEvent", "Settings"]
+__all__ = ["RoundEvent", "Settings", "check_greedy"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Settings:
     draft_tokens: int = 4
     draft_temperature: float | None = None
     coupling: float = math.inf
+    draft_paths: int = 1
+    joint_draws: bool = True
     max_tokens: int = 256
     truncate: bool | None = None
     ess_threshold: float = 0.5
@@ -79,17 +83,23 @@ class Settings:
         if self.draft_temperature is not None:
             self._keep(
                 "draft_temperature",
-                check_temperature(
-                    "draft_temperature",
-                    self.draft_temperature,
-                    "would draft by arg-max, which has no density to weigh",
-                ),
+                check_temperature("draft_temperature", self.draft_temperature),
             )
+            if self.draft_temperature == 0:
+                raise SettingError(
+                    "draft_temperature=0 would draft by arg-max, which has no density to weigh: "
+                    "use a temperature › 0"
+                )
         coupling = self._keep(
             "coupling", real("coupling", self.coupling, 1, math.inf, infinite=True)
         )
-        if coupling != math.inf:
-            raise SettingError(f"coupling={coupling:g} is not supported: coupling=inf (SMC-SD) is")
+        paths = self._keep(
+            "draft_paths", whole("draft_paths", self.draft_paths, 1, MAX_DRAFT_PATHS)
+        )
+        if paths > 1 and coupling != 1:
+            raise SettingError(
+                f"draft_paths={paths} needs coupling=1 (lossless): other couplings weigh one path"
+            )
         self._keep("ess_threshold", real("ess_threshold", self.ess_threshold, 0, 1))
         if not isinstance(self.resampling, str) or self.resampling not in SCHEMES:
             raise SettingError(
@@ -100,6 +110,8 @@ class Settings:
                 raise SettingError(f"stop must be non-empty strings of Unicode text, got {s!r}")
         if self.on_round is not None and not callable(self.on_round):
             raise SettingError(f"on_round must be callable, got {type(self.on_round).__name__}")
+        if self.joint_draws not in (True, False):
+            raise SettingError(f"joint_draws must be True or False, got {self.joint_draws!r}")
         if self.truncate not in (None, True, False):
             raise SettingError(f"truncate must be True, False or None, got {self.truncate!r}")
 
@@ -119,6 +131,29 @@ class Settings:
         else:
             raise SettingError(f"stop must be a string or several, got {stop!r}")
         return cls(stop=stops, **settings)
+
+
+def check_greedy(target: Product, settings: Settings) -> None:
+    """Refuse ``temperature=0`` where arg-max would have to be weighed.
+
+    Raises
+    ------
+    SettingError
+        If a greedy model has companions, or is drafted for with a coupling other than 1.
+    """
+    greedy = [f for f in target.factors if isinstance(f, Target) and f.local.temperature == 0]
+    if not greedy:
+        return
+    if len(target.factors) > 1:
+        raise SettingError(
+            f"temperature=0 is greedy decoding, and {target.name} has to be weighed: arg-max has "
+            "no density. Use a temperature › 0, or the model alone"
+        )
+    if settings.draft is not None and settings.draft_tokens and settings.coupling != 1:
+        raise SettingError(
+            "temperature=0 is greedy decoding, which SMC cannot weigh (arg-max has no density): "
+            "leave the draft out, draft without loss (coupling=1), or use a temperature › 0"
+        )
 
 
 def _is_text(text: str) -> bool:

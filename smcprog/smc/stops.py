@@ -6,6 +6,7 @@ several, or split characters.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 from smcprog.engine.vocab import Vocabulary
@@ -31,6 +32,12 @@ class StopStrings:
                 hit[i] = any(n in text for n in self._needles)
                 self._tails[i] = text[len(text) - self._keep :] if self._keep else b""
         return hit
+
+    def copy(self, paths: int = 1) -> StopStrings:
+        """The same rows again, `paths` neighbours for each."""
+        twin = copy.copy(self)
+        twin._tails = [tail for tail in self._tails for _ in range(paths)]
+        return twin
 
     def fork(self, ancestors: Sequence[int]) -> None:
         """Rows become copies of their ancestors."""

@@ -9,6 +9,7 @@ again, whether or not resampling copies it.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -22,12 +23,14 @@ from smcprog.potentials.product import Product
 from smcprog.potentials.target import Target
 from smcprog.resampling import resample
 from smcprog.rng import STREAM_RESAMPLE, uniforms
-from smcprog.smc.block import DEAD, RUNNING, Block
+from smcprog.smc.block import DEAD, RUNNING, Block, Progress
+from smcprog.smc.coupled import CoupledBlock
 from smcprog.smc.draft import Draft
 from smcprog.smc.draws import Draws
 from smcprog.smc.factors import Factor, StartGroup
 from smcprog.smc.settings import RoundEvent, Settings
 from smcprog.smc.stops import StopStrings
+from smcprog.smc.strata import extend_keys
 
 __all__ = ["RoundRecord", "Wave", "WaveRequest"]
 
@@ -117,7 +120,9 @@ class Wave:
         self._seeds_B = torch.tensor([q.seed for q in self.requests]).repeat_interleave(n)
         self._particles_B = torch.arange(n).repeat(r)
         self._live_M = torch.arange(b)  # rows that still run, in order
-        self._length = 0  # of every running row
+        self._keys_B = extend_keys(
+            torch.zeros(b, dtype=torch.int64), torch.arange(r).repeat_interleave(n)
+        )
         self._eos_V = torch.zeros(vocab.size, dtype=torch.bool, device=self._device)
         self._eos_V[list(vocab.eos_ids)] = True
         self._stops = StopStrings(settings.stop, vocab, b) if settings.stop else None
@@ -200,45 +205,59 @@ class Wave:
         s = self.settings
         live_M = self._live_M
         active_R = self._requests_of(live_M)
-        room = s.max_tokens - self._length
+        room_M = s.max_tokens - self.lengths_B[live_M]
         # Round 0 draws the first token, for which the prompt's pass has the distribution.
-        k = 0 if self._draft is None or not self.rounds else min(s.draft_tokens, room - 1)
-        draws = self._make_draws(
-            self._seeds_B[live_M].to(self._device),
-            self._particles_B[live_M].to(self._device),
-            len(self.rounds),
-            k + 1,
-        )
-        block = Block(
-            self._factors,
-            self._lead,
-            self._draft,
-            draws,
-            self._stops,
-            self._eos_V,
-            k,
-            room,
-            self.truncate,
-        )
-        self._book(block, live_M, k + 1)
+        k = 0 if self._draft is None or not self.rounds else s.draft_tokens
+        drafts_M = (room_M - 1).clamp(max=k)
+        block = self._propose(live_M, drafts_M, room_M)
+        self._book(block, live_M)
         self._drop_failed()
         self._resample(active_R)
         if s.on_round is not None:
             self._report(active_R)
 
-    def _book(self, block: Block, live_M: Tensor, width: int) -> None:
+    def _propose(self, live_M: Tensor, drafts_M: Tensor, room_M: Tensor) -> Progress:
+        s = self.settings
+        most = int(drafts_M.max())
+        draws = self._make_draws(
+            self._seeds_B[live_M].to(self._device),
+            self._particles_B[live_M].to(self._device),
+            len(self.rounds),
+            most + 1,
+            self._keys_B[live_M].to(self._device) if s.joint_draws else None,
+        )
+        if most and s.coupling < math.inf:
+            assert self._draft is not None
+            return CoupledBlock(
+                self._factors, self._lead, self._draft, draws, self._stops, self._eos_V,
+                drafts_M, room_M, self.truncate, s.coupling, s.draft_paths,
+            )  # fmt: skip
+        # Without coupling all running rows have one length.
+        return Block(
+            self._factors, self._lead, self._draft, draws, self._stops, self._eos_V,
+            most, room_M, self.truncate,
+        )  # fmt: skip
+
+    def _book(self, block: Progress, live_M: Tensor) -> None:
         """The round's one transfer to the host."""
         delta_M = block.delta_M.cpu()
         self._check_values(delta_M)
-        at = self._length
-        self.tokens_B_T[live_M, at : at + width] = block.tokens_M_B.cpu()
-        self.logp_B_T[live_M, at : at + width] = block.logp_M_B.cpu()
-        self.lengths_B[live_M] += block.lengths_M.cpu()
+        tokens_M_B, logp_M_B = block.tokens_M_B.cpu(), block.logp_M_B.cpu()
+        lengths_M = block.lengths_M.cpu()
+        at_M = self.lengths_B[live_M]
+        keys_M = self._keys_B[live_M]
+        for i in range(int(lengths_M.amax())):
+            took_M = lengths_M > i
+            rows, place = live_M[took_M], at_M[took_M] + i
+            self.tokens_B_T[rows, place] = tokens_M_B[took_M, i]
+            self.logp_B_T[rows, place] = logp_M_B[took_M, i]
+            keys_M = torch.where(took_M, extend_keys(keys_M, tokens_M_B[:, i]), keys_M)
+        self._keys_B[live_M] = keys_M
+        self.lengths_B[live_M] += lengths_M
         self.finish_B[live_M] = block.finish_M.cpu()
         self.log_gamma_B[live_M] = block.log_gamma_M.cpu()
         self.log_w_R_N.view(-1)[live_M] += delta_M
         self._note_deaths(self.finish_B[live_M] == DEAD, block.blame_M.cpu())
-        self._length += width
 
     def _resample(self, active_R: Tensor) -> None:
         s = self.settings
@@ -270,7 +289,14 @@ class Wave:
             self.log_evidence_R = torch.where(need_R, record.log_evidence_R, self.log_evidence_R)
             self.log_w_R_N = self.log_w_R_N.masked_fill(need_R.unsqueeze(1), 0.0)
             flat_B = (ancestors_R_N + torch.arange(r).unsqueeze(1) * n).flatten()
-            for name in ("tokens_B_T", "logp_B_T", "lengths_B", "finish_B", "log_gamma_B"):
+            for name in (
+                "tokens_B_T",
+                "logp_B_T",
+                "lengths_B",
+                "finish_B",
+                "log_gamma_B",
+                "_keys_B",
+            ):
                 setattr(self, name, getattr(self, name)[flat_B])
         else:
             flat_B = torch.arange(r * n)

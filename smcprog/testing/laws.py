@@ -30,7 +30,8 @@ class LawError(AssertionError):
     Attributes
     ----------
     law : str
-        "shape", "batch", "telescoping", "fork", "support", "mask", "next" or "join".
+        "shape", "batch", "telescoping", "fork", "support", "mask", "next", "lookahead" or
+        "join".
     """
 
     def __init__(self, law: str, message: str) -> None:
@@ -80,6 +81,7 @@ def check_potential(
     _check_fork(walker, walks, rng)
     _check_support(walker, walks, alone)
     _check_mask_and_next(walker, walks, alone)
+    _check_lookahead(walker, walks, alone, rng)
     if potential.joins:
         _check_join(walker, walks, alone)
 
@@ -297,6 +299,58 @@ def _check_mask_and_next(
                     f"next_logw of token {token} after {walker.show(prefix)} is "
                     f"{float(logw[0, token])}, but log ψ changes by {gained}",
                 )
+
+
+def _check_lookahead(
+    walker: _Walker,
+    walks: list[Tokens],
+    alone: dict[Tokens, list[float]],
+    rng: np.random.Generator,
+) -> None:
+    """A look ahead tells what advancing will, and leaves the state where it is."""
+    if type(walker.potential).next_logw is Potential.next_logw:
+        return
+    rows = [w for w in walks if w and not walker.ends(w) and alone[w][-1] > -math.inf]
+    if not rows:
+        return
+    width = max(map(len, rows))
+    tokens_N_T = torch.tensor([[*w, *[0] * (width - len(w))] for w in rows])
+    lengths_N = torch.tensor([len(w) for w in rows])
+    state = walker.start(len(rows))
+    logw_N_B_V = walker.potential.lookahead(state, tokens_N_T, lengths_N)
+    if logw_N_B_V is None:
+        walker.potential.release(state)
+        return
+    if tuple(logw_N_B_V.shape[:2]) != (len(rows), width + 1):
+        raise LawError(
+            "lookahead",
+            f"it must have shape ({len(rows)}, {width + 1}, V), got {tuple(logw_N_B_V.shape)}",
+        )
+    for i, w in enumerate(rows):
+        for t, token in enumerate(w):
+            told, gained = float(logw_N_B_V[i, t, token]), alone[w][t + 1] - alone[w][t]
+            if not walker.close(told, gained):
+                raise LawError(
+                    "lookahead",
+                    f"token {token} after {walker.show(w[:t])} was foretold {told}, but log ψ "
+                    f"changes by {gained}",
+                )
+    # Some of the tokens come, then others: what was looked at must not show.
+    letters = [v for v in range(walker.size) if v not in walker.eos]
+    kept = [w[: int(rng.integers(0, len(w) + 1))] for w in rows]
+    came = [(*w, int(rng.choice(letters))) for w in kept]
+    state, values = walker.advance(state, came, [False] * len(came))
+    again = [(int(rng.choice(letters)),) for _ in came]
+    state, later = walker.advance(state, again, [False] * len(came))
+    whole = [c + a for c, a in zip(came, again, strict=True)]
+    for w, got, end, want in zip(whole, values, later, walker.by_token(whole), strict=True):
+        if not (walker.close(got, want[-2]) and walker.close(end, want[-1])):
+            raise LawError(
+                "lookahead",
+                f"log ψ of {walker.show(w)} is {want[-1]}, but {end} after a look ahead at "
+                "other tokens: the state must not have moved",
+            )
+    walker.potential.release(state)
 
 
 def _check_join(walker: _Walker, walks: list[Tokens], alone: dict[Tokens, list[float]]) -> None:

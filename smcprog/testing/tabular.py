@@ -20,6 +20,8 @@ from smcprog.errors import PromptError
 
 __all__ = ["TabularLM"]
 
+MOST_PAST = 64  # tokens that `truncate` can go back after a fork
+
 
 class TabularSequences:
     """Automaton states of M rows; stands where `smcprog.engine.sequences` stands for an LM."""
@@ -27,6 +29,8 @@ class TabularSequences:
     def __init__(self, lm: TabularLM, state_M: Tensor) -> None:
         self._lm = lm
         self._state_M = state_M
+        self._past: list[tuple[Tensor, Tensor]] = []  # lengths and states before each token
+        self._length_M = torch.zeros_like(state_M)
 
     @property
     def n(self) -> int:
@@ -42,18 +46,37 @@ class TabularSequences:
     def score(self, tokens_M_T: Tensor, counts_M: Tensor | None = None) -> Tensor:
         logits = []
         for t in range(tokens_M_T.shape[1]):
+            self._past.append((self._length_M, self._state_M))
             logits.append(self._lm.logits_S_V[self._state_M])
             moved_M = self._lm.next_S_V[self._state_M, tokens_M_T[:, t]]
             if counts_M is not None:
                 moved_M = torch.where(t < counts_M, moved_M, self._state_M)
+            took_M = 1 if counts_M is None else (t < counts_M).long()
+            self._length_M = self._length_M + took_M
             self._state_M = moved_M
         return torch.stack(logits, dim=1)
 
     def next_logits(self) -> Tensor:
         return self._lm.logits_S_V[self._state_M]
 
+    @property
+    def lengths(self) -> Any:
+        """Tokens of each row after the prompt, int64 [M]."""
+        return self._length_M.numpy()
+
+    def truncate(self, lengths_M: Any, next_M_V: Tensor) -> None:
+        keep_M = torch.as_tensor(lengths_M)
+        for i, (length_M, state_M) in reversed(list(enumerate(self._past))):
+            undone_M = length_M >= keep_M
+            self._state_M = torch.where(undone_M, state_M, self._state_M)
+            self._past[i] = (length_M.masked_fill(undone_M, -1), state_M)
+        self._length_M = torch.minimum(self._length_M, keep_M)
+
     def fork(self, ancestors_K: Tensor) -> TabularSequences:
-        return TabularSequences(self._lm, self._state_M[ancestors_K])
+        forked = TabularSequences(self._lm, self._state_M[ancestors_K])
+        forked._past = [(n[ancestors_K], s[ancestors_K]) for n, s in self._past[-MOST_PAST:]]
+        forked._length_M = self._length_M[ancestors_K]
+        return forked
 
     def close(self) -> None:
         """Nothing is held."""

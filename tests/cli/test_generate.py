@@ -157,7 +157,9 @@ def test_all_dead() -> None:
     [
         (["--particles", "0"], "particles"),
         (["--max-tokens", "0"], "max_tokens"),
-        (["--temperature", "0"], "temperature"),
+        (["--temperature", "-1"], "temperature"),
+        (["--temperature", "0", "--regex", "a"], "greedy"),
+        (["--coupling", "2"], "draft"),
         (["--temperature", "nan"], "temperature"),
         (["--resampling", "magic"], "magic"),
         (["--ess-threshold", "2"], "ess_threshold"),

@@ -27,6 +27,19 @@ class Script:
     ended_in_block: bool = False
     choices: dict[int, float] | None = None  # of the first draw past the script's end
 
+    def follow(self, weights):
+        """The script's next choice, given unnormalised weights; None where it has none."""
+        total = sum(weights)
+        if total == 0 or self.choices is not None:
+            return None
+        if self.used == len(self.tokens):
+            self.choices = {v: math.log(w / total) for v, w in enumerate(weights) if w > 0}
+            return next(iter(self.choices))
+        choice = self.tokens[self.used]
+        self.used += 1
+        self.log_q += math.log(weights[choice] / total)
+        return choice
+
 
 @dataclasses.dataclass(frozen=True)
 class Path:
@@ -39,30 +52,44 @@ class Path:
 
 
 class ScriptedDraws(Draws):
-    def __init__(self, scripts, eos_ids, seeds_M: Tensor, particles_M, round_index, positions):
-        self._rows = [scripts[s] for s in seeds_M.tolist()]
+    def __init__(
+        self, scripts, eos_ids, seeds_M, particles_M, round_index, positions, keys_M=None, paths=1
+    ):
+        self._args = (scripts, eos_ids, seeds_M, particles_M, round_index, positions, keys_M)
+        self._keys_P = None
+        self._rows = [scripts[s] for s in seeds_M.tolist() for _ in range(paths)]
         self._eos_ids = eos_ids
         for row in self._rows:
             row.ended_in_block = False
 
-    def choose(self, weights_M_V: Tensor, position: int) -> Tensor:
+    def paths(self, count):
+        return ScriptedDraws(*self._args, paths=count)
+
+    def choose(self, weights_M_V: Tensor, position: int, rows: Tensor | None = None) -> Tensor:
+        if rows is not None:  # every one of these rows needs its token
+            return self._follow(rows, weights_M_V)
         chosen = []
         for row, weights in zip(self._rows, weights_M_V.double().tolist(), strict=True):
-            total = sum(weights)
-            if total == 0 or row.ended_in_block or row.choices is not None:
-                # Nothing is drawn, or nothing depends on it: any possible token will do.
-                chosen.append(max(range(len(weights)), key=weights.__getitem__))
-                continue
-            if row.used == len(row.tokens):
-                row.choices = {v: math.log(w / total) for v, w in enumerate(weights) if w > 0}
-                chosen.append(next(iter(row.choices)))
-                continue
-            token = row.tokens[row.used]
-            row.used += 1
-            row.log_q += math.log(weights[token] / total)
-            row.ended_in_block = token in self._eos_ids
+            token = None if row.ended_in_block else row.follow(weights)
+            if token is None:  # nothing depends on it: any possible token will do
+                token = max(range(len(weights)), key=weights.__getitem__)
+            row.ended_in_block |= token in self._eos_ids and row.choices is None
             chosen.append(token)
         return torch.tensor(chosen)
+
+    def accept(self, log_chance_M: Tensor, position: int, rows: Tensor) -> Tensor:
+        keep_M = log_chance_M.exp().clamp(max=1)
+        return self._follow(rows, torch.stack([1 - keep_M, keep_M], dim=1)).bool()
+
+    def redraw(self, weights_M_V: Tensor, position: int, rows: Tensor) -> Tensor:
+        return self._follow(rows, weights_M_V)
+
+    def _follow(self, rows: Tensor, weights_M_V: Tensor) -> Tensor:
+        chosen = []
+        for row, weights in zip(rows.tolist(), weights_M_V.double().tolist(), strict=True):
+            at = self._rows[row].follow(weights)
+            chosen.append(max(range(len(weights)), key=weights.__getitem__) if at is None else at)
+        return torch.tensor(chosen, dtype=torch.int64)
 
 
 def enumerate_paths(target: Potential, prompt, settings: Settings, truncate: bool) -> list[Path]:

@@ -1,7 +1,7 @@
 """N › 1: Ẑ is unbiased, and so is Ẑ · 1[sample in bin], over many independent runs.
 
 A covering sample (every three settings occur together) of K, draft, N, scheme, threshold, α, τ,
-truncation and mask. Runs are seeds 0..R−1 in one batch, so the tests are deterministic;
+truncation, mask, reward, coupling and joint draws. Runs are seeds 0..R−1 in one batch, so the tests are deterministic;
 for another choice of seeds the chance of a false alarm is about 6e-5 a mean (4 standard
 errors) and 1e-4 a configuration over all its bins (Bonferroni).
 """
@@ -82,6 +82,8 @@ CONFIGS = [
             [False, True],  # truncation
             [False, True],  # mask
             [False, True],  # reward
+            [1.0, 2.0, math.inf],  # coupling
+            [False, True],  # joint draws
         ],
         strength=3,
     )
@@ -94,6 +96,7 @@ def variance_of_one(target, settings, truncate, total):
         particles=1,
         draft=settings.draft,
         draft_tokens=settings.draft_tokens,
+        coupling=settings.coupling,
         max_tokens=settings.max_tokens,
     )
     second = sum(
@@ -104,7 +107,10 @@ def variance_of_one(target, settings, truncate, total):
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: "-".join(map(str, c)))
 def test_random_models(config):
-    k, drafted, n, scheme, threshold, power, temperature, truncate, masked, rewarded = config
+    (
+        k, drafted, n, scheme, threshold, power, temperature, truncate, masked, rewarded,
+        coupling, joint,
+    ) = config  # fmt: skip
     for attempt in range(20):
         rng = np.random.default_rng([CONFIGS.index(config), attempt])
         toy, other = random_toy(rng), random_toy(rng)
@@ -123,6 +129,8 @@ def test_random_models(config):
             max_tokens=LONG,
             ess_threshold=threshold,
             resampling=scheme,
+            coupling=coupling,
+            joint_draws=joint,
         )
         gammas = gamma(toy, LONG, truncate=truncate, **exact)
         if variance_of_one(target, settings, truncate, sum(gammas.values())) <= 4:

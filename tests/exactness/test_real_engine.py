@@ -108,3 +108,48 @@ def test_many_particles(n, k, scheme, threshold, masked):
     assert_unbiased(z, outcomes, gammas)
     assert np.isfinite(z).all()
     assert lm.pages_in_use == 0
+
+
+@pytest.mark.parametrize(
+    ("coupling", "k", "paths", "power", "masked"),
+    [
+        (1.0, 2, 1, 1.0, False),
+        (1.0, 3, 1, 2.0, True),
+        (1.0, 1, 2, 1.0, True),
+        (1.25, 2, 1, 1.0, True),
+        (2.0, 3, 1, 2.0, False),
+        (8.0, 2, 1, 1.0, True),
+    ],
+)
+def test_coupled_rounds_enumerated(coupling, k, paths, power, masked):
+    """Rows that keep some drafts and drop others, through pages that are truncated."""
+    lm, toy = pair(seed=int(10 * coupling) + k)
+    target, exact = Target(lm, power=power), {"power": power}
+    if masked:
+        target = target * Grammar.regex(PATTERN)
+        exact["accepts"] = in_regex(PATTERN)
+    draft = tiny_llama(seed=78, scale=SCALE)
+    settings = Settings(
+        particles=1, draft=draft, draft_tokens=k, coupling=coupling, draft_paths=paths,
+        max_tokens=3,
+    )  # fmt: skip
+    got = weighted_outcomes(target, settings, True)
+    assert_same(got, gamma(toy, 3, truncate=True, **exact))
+    for model in (lm, draft):
+        assert model.pages_in_use == 0
+        model.check_pages()
+
+
+@pytest.mark.parametrize(("n", "coupling", "paths"), [(2, 1.0, 1), (8, 2.0, 1), (8, 1.0, 3)])
+def test_many_coupled_particles(n, coupling, paths):
+    """Particles of different length in one population, resampled at every chance."""
+    lm, toy = pair(seed=50 + n)
+    settings = Settings(
+        particles=n, draft=tiny_llama(seed=98, scale=SCALE), draft_tokens=2, coupling=coupling,
+        draft_paths=paths, max_tokens=LONG, ess_threshold=1.0,
+    )  # fmt: skip
+    target = Target(lm) * Grammar.regex(PATTERN)
+    gammas = gamma(toy, LONG, truncate=True, accepts=in_regex(PATTERN))
+    z, outcomes = run_many(target, settings, True)
+    assert_unbiased(z, outcomes, gammas)
+    assert lm.pages_in_use == 0

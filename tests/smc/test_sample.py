@@ -107,8 +107,12 @@ def test_stop_string_is_cut_from_the_text():
         ({"draft": "small"}, "draft must be an LM"),
         ({"ess_threshold": 1.5}, "ess_threshold"),
         ({"resampling": "random"}, "systematic"),
-        ({"coupling": 1.0}, "coupling"),
         ({"coupling": 0.5}, "coupling"),
+        ({"coupling": math.nan}, "coupling"),
+        ({"draft_paths": 0, "coupling": 1}, "draft_paths"),
+        ({"draft_paths": 65, "coupling": 1}, "draft_paths"),
+        ({"draft_paths": 2}, "draft_paths=2 needs coupling=1"),
+        ({"joint_draws": "yes"}, "joint_draws"),
         ({"stop": ""}, "stop"),
         ({"seed": 1.5}, "seed"),
         ({"seed": [1, 2]}, "2 seeds for 1"),
@@ -232,7 +236,6 @@ def test_two_vocabularies_are_refused():
 @pytest.mark.parametrize(
     "options",
     [
-        {"temperature": 0},
         {"temperature": -1},
         {"temperature": math.nan},
         {"temperature": 1e-40},
@@ -256,6 +259,20 @@ def test_two_vocabularies_are_refused():
 def test_bad_target_settings_are_named(options):
     with pytest.raises(SettingError, match=next(iter(options))):
         Target(LM, **options)
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [
+        (Target(LM, temperature=0) * Grammar.regex("a*"), {}),
+        (Target(LM, temperature=0) * Target(LM), {}),
+        (Target(LM, temperature=0), {"draft": DRAFT}),
+        (Target(LM, temperature=0), {"draft": DRAFT, "coupling": 2}),
+    ],
+)
+def test_greedy_decoding_is_not_weighed(target, options):
+    with pytest.raises(SettingError, match="temperature=0 is greedy"):
+        sample(target, **options)
 
 
 @pytest.mark.parametrize("k", [1, 3])
