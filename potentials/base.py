@@ -232,7 +232,7 @@ class Potential(ABC):
         *,
         particles: int = 8,
         draft: LM | None = None,
-        draft_tokens: int = 4,
+        draft_tokens: int | str = 4,
         draft_temperature: float | None = None,
         coupling: float = math.inf,
         draft_paths: int = 1,
@@ -259,8 +259,10 @@ class Potential(ABC):
             A cheaper model of the same vocabulary that proposes `draft_tokens` tokens a
             round; the target scores them in one pass. Without it, one token a round is
             drawn from the masked target.
-        draft_tokens : int
-            K. The target adds one bonus token to each block.
+        draft_tokens : int or "auto"
+            K. The target adds one token to each block. "auto" chooses K round by round from
+            the times, acceptance and weights of the rounds before; such runs stay unbiased,
+            but one seed does not repeat them.
         draft_temperature : float, optional
             τ_d › 0; by default τ / α of the target.
         coupling : float

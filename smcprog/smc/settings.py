@@ -13,6 +13,7 @@ from smcprog.potentials.local import check_temperature
 from smcprog.potentials.product import Product
 from smcprog.potentials.target import Target
 from smcprog.resampling import SCHEMES
+from smcprog.smc.pace import MOST_AUTO
 from smcprog.validate import real, whole
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Settings:
 
     particles: int = 8
     draft: LM | None = None
-    draft_tokens: int = 4
+    draft_tokens: int | str = 4
     draft_temperature: float | None = None
     coupling: float = math.inf
     draft_paths: int = 1
@@ -77,7 +78,10 @@ class Settings:
                 f"particles={n} times max_tokens={t} is more than the {MAX_OUTPUT_TOKENS} tokens "
                 "that one request may ask for: lower one of them"
             )
-        self._keep("draft_tokens", whole("draft_tokens", self.draft_tokens, 0, MAX_TOKENS))
+        if isinstance(self.draft_tokens, str):
+            self._check_auto()
+        else:
+            self._keep("draft_tokens", whole("draft_tokens", self.draft_tokens, 0, MAX_TOKENS))
         if self.draft is not None and not hasattr(self.draft, "sequences"):
             raise SettingError(f"draft must be an LM, got {type(self.draft).__name__}")
         if self.draft_temperature is not None:
@@ -115,6 +119,24 @@ class Settings:
         if self.truncate not in (None, True, False):
             raise SettingError(f"truncate must be True, False or None, got {self.truncate!r}")
 
+    def _check_auto(self) -> None:
+        if self.draft_tokens != "auto":
+            raise SettingError(
+                f'draft_tokens must be a number or "auto", got {self.draft_tokens!r}'
+            )
+        if self.deterministic:
+            raise SettingError(
+                'draft_tokens="auto" follows measured times, which deterministic=True cannot '
+                "repeat: give a number"
+            )
+
+    @property
+    def most_draft_tokens(self) -> int:
+        """Most tokens drafted in a round; 0 without a draft."""
+        if self.draft is None:
+            return 0
+        return MOST_AUTO if isinstance(self.draft_tokens, str) else self.draft_tokens
+
     def _keep(self, name: str, value: Any) -> Any:
         """Store a checked setting as a plain number; the class is frozen afterwards."""
         object.__setattr__(self, name, value)
@@ -149,7 +171,7 @@ def check_greedy(target: Product, settings: Settings) -> None:
             f"temperature=0 is greedy decoding, and {target.name} has to be weighed: arg-max has "
             "no density. Use a temperature › 0, or the model alone"
         )
-    if settings.draft is not None and settings.draft_tokens and settings.coupling != 1:
+    if settings.most_draft_tokens and settings.coupling != 1:
         raise SettingError(
             "temperature=0 is greedy decoding, which SMC cannot weigh (arg-max has no density): "
             "leave the draft out, draft without loss (coupling=1), or use a temperature › 0"

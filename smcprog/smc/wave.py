@@ -28,6 +28,7 @@ from smcprog.smc.coupled import CoupledBlock
 from smcprog.smc.draft import Draft
 from smcprog.smc.draws import Draws
 from smcprog.smc.factors import Factor, StartGroup
+from smcprog.smc.pace import Pace
 from smcprog.smc.settings import RoundEvent, Settings
 from smcprog.smc.stops import StopStrings
 from smcprog.smc.strata import extend_keys
@@ -128,6 +129,7 @@ class Wave:
         self._stops = StopStrings(settings.stop, vocab, b) if settings.stop else None
         self._factors: list[Factor] = []
         self._draft: Draft | None = None
+        self._pace = Pace() if settings.draft_tokens == "auto" else None
 
     def run(self) -> None:
         """Play rounds until every particle of every request is complete or dead."""
@@ -162,7 +164,7 @@ class Wave:
         groups = self._groups()
         for potential in self.target.factors:
             self._factors.append(Factor(potential, groups, n, self._device))
-        if self.settings.draft is not None and self.settings.draft_tokens:
+        if self.settings.draft is not None and self.settings.most_draft_tokens:
             lead = self.target.factors[self._lead]
             temperature = self.settings.draft_temperature
             if temperature is None:
@@ -206,15 +208,34 @@ class Wave:
         live_M = self._live_M
         active_R = self._requests_of(live_M)
         room_M = s.max_tokens - self.lengths_B[live_M]
-        # Round 0 draws the first token, for which the prompt's pass has the distribution.
-        k = 0 if self._draft is None or not self.rounds else s.draft_tokens
-        drafts_M = (room_M - 1).clamp(max=k)
+        begun = time.perf_counter()
+        drafts_M = (room_M - 1).clamp(max=self._draft_tokens())
         block = self._propose(live_M, drafts_M, room_M)
-        self._book(block, live_M)
+        delta_M = self._book(block, live_M)
+        if self._pace is not None and int(drafts_M.max()):
+            self._learn(block, live_M, delta_M, drafts_M, time.perf_counter() - begun)
         self._drop_failed()
         self._resample(active_R)
         if s.on_round is not None:
             self._report(active_R)
+
+    def _draft_tokens(self) -> int:
+        """K of this round; it depends on the past only."""
+        # Round 0 draws the first token, for which the prompt's pass has the distribution.
+        if self._draft is None or not self.rounds:
+            return 0
+        return self.settings.most_draft_tokens if self._pace is None else self._pace.next()
+
+    def _learn(
+        self, block: Progress, live_M: Tensor, delta_M: Tensor, drafts_M: Tensor, seconds: float
+    ) -> None:
+        assert self._pace is not None
+        delta_R_N = torch.full_like(self.log_w_R_N, math.nan)
+        delta_R_N.view(-1)[live_M] = delta_M
+        kept = offered = None
+        if isinstance(block, CoupledBlock):
+            kept, offered = float(block.kept_M.sum()), float(block.offered_M.sum())
+        self._pace.learn(int(drafts_M.max()), seconds, delta_R_N, kept, offered)
 
     def _propose(self, live_M: Tensor, drafts_M: Tensor, room_M: Tensor) -> Progress:
         s = self.settings
@@ -238,8 +259,8 @@ class Wave:
             most, room_M, self.truncate,
         )  # fmt: skip
 
-    def _book(self, block: Progress, live_M: Tensor) -> None:
-        """The round's one transfer to the host."""
+    def _book(self, block: Progress, live_M: Tensor) -> Tensor:
+        """The round's one transfer to the host; increments of the log-weights, [M]."""
         delta_M = block.delta_M.cpu()
         self._check_values(delta_M)
         tokens_M_B, logp_M_B = block.tokens_M_B.cpu(), block.logp_M_B.cpu()
@@ -258,6 +279,7 @@ class Wave:
         self.log_gamma_B[live_M] = block.log_gamma_M.cpu()
         self.log_w_R_N.view(-1)[live_M] += delta_M
         self._note_deaths(self.finish_B[live_M] == DEAD, block.blame_M.cpu())
+        return delta_M
 
     def _resample(self, active_R: Tensor) -> None:
         s = self.settings
