@@ -44,8 +44,8 @@ class _Drafts:
         How many were drafted.
     ended_P : Tensor, bool
         Whether the last of them ends the output (or leaves the target's support).
-    logq_P_V : list of Tensor
-        log q̃ at each position.
+    logq_P_V, total_P : list of Tensor
+        log q̃ at each position, up to the normaliser log Σ.
     mask_P_V : list of Tensor or None
         Of the masking factors, before each position and after the last one.
     logw_P_V : list of Tensor or None
@@ -56,8 +56,19 @@ class _Drafts:
     counts_P: Tensor
     ended_P: Tensor
     logq_P_V: list[Tensor]
+    total_P: list[Tensor]
     mask_P_V: list[Tensor | None]
     logw_P_V: list[Tensor | None]
+
+    def log_q(self, position: int, row_S: Tensor, token_S: Tensor) -> Tensor:
+        """log q̃ of one token a row, float64 [S]."""
+        logq_S = pick(self.logq_P_V[position][row_S], token_S).double()
+        return logq_S - self.total_P[position][row_S]
+
+    def q(self, position: int, row_S: Tensor) -> Tensor:
+        """q̃ of every token, [S, V]."""
+        logq_S_V = self.logq_P_V[position][row_S]
+        return (logq_S_V - self.total_P[position][row_S].unsqueeze(1).to(logq_S_V.dtype)).exp()
 
 
 class CoupledBlock(Progress):
@@ -99,6 +110,8 @@ class CoupledBlock(Progress):
         super().__init__(factors, lead, draws, stops, eos_V, self._most + 1, room_M, truncate)
         self._draft = draft
         self._paths = paths
+        models = [f for f in factors if f.lm_like]
+        self._normalized = len(models) == 1 and models[0].normalized
         self._log_coupling = math.log(coupling)
         device, rows = eos_V.device, len(room_M)
         self._drafts_P = drafts_M.to(device).repeat_interleave(paths)
@@ -142,6 +155,7 @@ class CoupledBlock(Progress):
             [],
             [],
             [],
+            [],
         )
         try:
             for position in range(self._most + 1):
@@ -158,13 +172,10 @@ class CoupledBlock(Progress):
                 drawn = draws.draw(logq_S_V, position, rows)
                 # Where no token may follow, none is drafted; that counts only if it is reached.
                 some_S = drawn.log_total_M > -math.inf
-                rows, tokens_S = rows[some_S], drawn.tokens_M[some_S]
+                asked, rows, tokens_S = rows, rows[some_S], drawn.tokens_M[some_S]
                 on_P = torch.zeros_like(on_P).index_fill_(0, rows, True)
-                logq_P_V = logq_S_V.new_full((paths, size), -math.inf)
-                logq_P_V[rows] = (logq_S_V - drawn.log_total_M.unsqueeze(1))[some_S].to(
-                    logq_P_V.dtype
-                )
-                out.logq_P_V.append(logq_P_V)
+                out.logq_P_V.append(_placed(logq_S_V, asked, paths))
+                out.total_P.append(_placed(drawn.log_total_M, asked, paths))
                 out.tokens_P_K[rows, position] = tokens_S
                 out.counts_P += on_P
                 draws.took(tokens_S, rows)
@@ -245,6 +256,8 @@ class CoupledBlock(Progress):
         last_S_V = self._only_eos(position, live_S)
         if last_S_V is not None:
             logw_S_V = logw_S_V.masked_fill(~last_S_V, -math.inf)
+        elif self._normalized and mask_P_V is None:
+            return logw_S_V, torch.zeros(len(live_S), dtype=torch.float64, device=live_S.device)
         log_z_S = logw_S_V.logsumexp(1).double()
         return logw_S_V - log_z_S.unsqueeze(1).to(logw_S_V.dtype), log_z_S
 
@@ -260,34 +273,49 @@ class CoupledBlock(Progress):
         active_M: Tensor,
     ) -> None:
         """One token of each live row; rows that redraw or draw their bonus stop here."""
-        left_S_V = logp_S_V.exp()  # of p̃, after the paths that were turned down
         open_S = torch.ones(len(live_S), dtype=torch.bool, device=live_S.device)
         kept_S = torch.zeros_like(open_S)
         chosen_S = torch.zeros_like(live_S)
         offered_S = torch.zeros_like(open_S)
+        # What the paths that were turned down have left of p̃.
+        left_S_V: Tensor | None = None
         for path in range(self._paths if position < self._most else 0):
             at_P = live_S * self._paths + path
             try_S = open_S & agrees_M_J[live_S, path] & (drafts.counts_P[at_P] > position)
             some = torch.nonzero(try_S).flatten()
             if not len(some):
                 continue
-            offered_S |= try_S
             token_T = drafts.tokens_P_K[at_P[some], position]
-            q_T_V = drafts.logq_P_V[position][row_S[some]].exp()
-            left_T_V = left_S_V[some]
-            rest_T_V = (left_T_V - q_T_V).clamp_(min=0)
-            rest_T = rest_T_V.sum(1, dtype=torch.float64)
-            log_ratio_T = (pick(left_T_V, token_T).double() / pick(q_T_V, token_T).double()).log()
-            # Where nothing is left to redraw from, the two are one distribution: keep.
-            log_chance_T = torch.where(rest_T > 0, self._log_coupling + log_ratio_T, 0.0)
+            if left_S_V is None:
+                log_left_T = pick(logp_S_V[some], token_T).double()
+            else:
+                log_left_T = pick(left_S_V[some], token_T).double().log()
+            log_chance_T = (
+                self._log_coupling + log_left_T - drafts.log_q(position, row_S[some], token_T)
+            )
             keep_T = draws.accept(log_chance_T, position, at_P[some])
+            refused = some[~keep_T]
+            if len(refused):
+                q_T_V = drafts.q(position, row_S[refused])
+                left_T_V = logp_S_V[refused].exp() if left_S_V is None else left_S_V[refused]
+                rest_T_V = (left_T_V - q_T_V).clamp_(min=0)
+                rest_T = rest_T_V.sum(1, dtype=torch.float64)
+                # Where nothing is left to redraw from, the two are one distribution: keep.
+                keep_T[~keep_T] = rest_T == 0
+                if left_S_V is None:
+                    # Another path may ask for a row that has not refused any yet.
+                    left_S_V = logp_S_V.exp() if self._paths > 1 else torch.zeros_like(logp_S_V)
+                left_S_V[refused] = rest_T_V / rest_T.clamp(min=1e-300).unsqueeze(1).to(
+                    rest_T_V.dtype
+                )
+            offered_S |= try_S
             chosen_S[some] = torch.where(keep_T, token_T, chosen_S[some])
             kept_S[some] = keep_T
             open_S[some] = ~keep_T
-            left_S_V[some] = (rest_T_V / rest_T.clamp(min=1e-300).unsqueeze(1)).to(left_S_V.dtype)
             agrees_M_J[live_S[some], path] &= keep_T
         again = torch.nonzero(open_S & offered_S).flatten()
         if len(again):
+            assert left_S_V is not None
             at_P = live_S[again] * self._paths
             chosen_S[again] = draws.redraw(left_S_V[again], position, at_P)
         bonus = torch.nonzero(open_S & ~offered_S).flatten()
@@ -323,7 +351,7 @@ class CoupledBlock(Progress):
         if self._log_coupling == 0 or not bool(offered_S.any()):
             return log_p_S
         p_S_V = logp_S_V.double().exp()
-        q_S_V = drafts.logq_P_V[position][row_S].double().exp()
+        q_S_V = drafts.q(position, row_S).double()
         coupled_S_V = p_S_V * math.exp(self._log_coupling)
         refused_S = (q_S_V - coupled_S_V).clamp(min=0).sum(1)  # 1 − A
         rest_S_V = (p_S_V - q_S_V).clamp(min=0)
@@ -346,6 +374,14 @@ class CoupledBlock(Progress):
         if logp_M_B is not None:
             self.logp_M_B = logp_M_B.double()
         self._weigh()
+
+
+def _placed(values_S: Tensor, rows_S: Tensor, count: int) -> Tensor:
+    """Values of some rows among `count` of them; the others mean nothing."""
+    if len(rows_S) == count:
+        return values_S
+    placed = values_S.new_zeros((count, *values_S.shape[1:]))
+    return placed.index_copy_(0, rows_S, values_S)
 
 
 def _sum(parts: Sequence[Tensor]) -> Tensor | None:

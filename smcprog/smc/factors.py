@@ -63,6 +63,8 @@ class Factor:
         self.potential = potential
         self.masks = potential.masks
         self.lm_like = type(potential).next_logw is not Potential.next_logw
+        #: Whether `next_logw` is a log-probability distribution over the whole vocabulary.
+        self.normalized = isinstance(potential, Target) and potential.power == 1
         self.failed: dict[int, SMCError] = {}  # request → what its potential ended with
         self._device = device
         self._parts: list[State | None] = []
