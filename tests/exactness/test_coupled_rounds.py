@@ -11,8 +11,10 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+import torch
 
 from smcprog import Grammar, Reward, Target
+from smcprog.potentials import Potential
 from smcprog.smc.settings import Settings
 
 from .enumerate_draws import enumerate_paths
@@ -153,3 +155,45 @@ def test_greedy_is_the_arg_max_with_and_without_a_draft(paths):
         coupling=1, draft_paths=paths,
     )  # fmt: skip
     assert drafted.tokens == want and drafted.log_evidence == 0
+
+
+class Twice(Potential):
+    """A user's model-like factor: joins nothing, looks ahead by the default, may mask too."""
+
+    def __init__(self, toy, masks):
+        self.toy, self.masks = toy, masks
+
+    def start(self, request, n):
+        return [()] * n
+
+    def advance(self, state, tokens_N_T, lengths_N, ended_N):
+        rows = [
+            (*s, *t[:n])
+            for s, t, n in zip(state, tokens_N_T.tolist(), lengths_N.tolist(), strict=True)
+        ]
+        return rows, torch.tensor([self.value(r) for r in rows], dtype=torch.float64)
+
+    def value(self, row):
+        return sum(math.log(self.toy.conditional(row[:t][-2:])[v]) for t, v in enumerate(row))
+
+    def fork(self, state, ancestors_M):
+        return [state[a] for a in ancestors_M.tolist()]
+
+    def next_logw(self, state):
+        return torch.tensor(np.array([self.toy.conditional(row[-2:]) for row in state])).log()
+
+    def mask(self, state):
+        return torch.ones((len(state), 3), dtype=torch.bool) if self.masks else None
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize("masks", [False, True])
+def test_a_users_model_is_part_of_the_local_distribution(coupling, masks):
+    rng = np.random.default_rng(61)
+    a, b, c = (random_toy(rng) for _ in range(3))
+    settings = Settings(
+        particles=1, draft=c.lm("draft"), draft_tokens=2, coupling=coupling, max_tokens=3
+    )
+    got = weighted_outcomes(Twice(b, masks) * Target(a.lm("a")), settings, True)
+    other = gamma(b, 3, truncate=True)
+    assert_same(got, {y: g * other[y] for y, g in gamma(a, 3, truncate=True).items()})

@@ -1,9 +1,9 @@
 """N › 1: Ẑ is unbiased, and so is Ẑ · 1[sample in bin], over many independent runs.
 
 A covering sample (every three settings occur together) of K, draft, N, scheme, threshold, α, τ,
-truncation, mask, reward, coupling and joint draws. Runs are seeds 0..R−1 in one batch, so the tests are deterministic;
-for another choice of seeds the chance of a false alarm is about 6e-5 a mean (4 standard
-errors) and 1e-4 a configuration over all its bins (Bonferroni).
+truncation, mask, reward, coupling and joint draws. Runs are seeds 0..R−1 in one batch, so the
+tests are deterministic; for another choice of seeds the chance of a false alarm is about 6e-5 a
+mean (4 standard errors) and 1e-4 a configuration over all its bins (Bonferroni).
 """
 
 from __future__ import annotations
