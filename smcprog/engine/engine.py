@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import inspect
 import threading
 import weakref
@@ -14,18 +15,40 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from smcprog.attention import BATCH_ARGUMENT, Layout, PagedAttention, PagedBatch
+from smcprog.engine import batching
 from smcprog.engine.pages import PageAllocator
 from smcprog.errors import SettingError
 
 if TYPE_CHECKING:
+    from smcprog.engine.prefix import PrefixStore
     from smcprog.engine.sequences import PagedSequences
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "Growth"]
 
 TOKENS_PER_PASS = 4096
 """Most tokens (rows times columns) of one forward; wider blocks run in pieces."""
 COLUMNS_PER_PASS = 512
 """Most columns of one forward."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Growth:
+    """Pages taken for rows that are about to grow, until that is done or given up.
+
+    Attributes
+    ----------
+    tables_M_W : int32 [M, W]
+        The grown tables.
+    fresh, target : int32
+        New pages: empty ones, and copies of the tail pages in `source`.
+    source : int32
+        Tail pages whose reference goes back once the growth is done.
+    """
+
+    tables_M_W: NDArray[np.int32]
+    fresh: NDArray[np.int32]
+    source: NDArray[np.int32]
+    target: NDArray[np.int32]
 
 
 class Engine:
@@ -56,6 +79,8 @@ class Engine:
         self.page_size = attention.page_size
         self.lock = threading.RLock()
         self.live: weakref.WeakSet[PagedSequences] = weakref.WeakSet()
+        self.prefixes: PrefixStore | None = None
+        self._growing: set[Growth] = set()
         self._pages = PageAllocator(attention.num_pages, attention.page_size)
         # Finalizers may run anywhere, also inside an allocation: they only append here.
         self._dropped: collections.deque[NDArray[np.int32]] = collections.deque()
@@ -74,7 +99,11 @@ class Engine:
     def check(self) -> None:
         """Raise AssertionError unless reference counts add up to the live table entries."""
         with self.lock:
-            self.pages().check(rows.live_pages() for rows in self.live)
+            held = [rows.live_pages() for rows in self.live]
+            held += [pages for g in self._growing for pages in (g.fresh, g.target)]
+            if self.prefixes is not None:
+                held.append(self.prefixes.held())
+            self.pages().check(held)
 
     def extend(
         self,
@@ -86,7 +115,8 @@ class Engine:
     ) -> tuple[NDArray[np.int32], Tensor]:
         """Run the model over new tokens of every row and store their keys and values.
 
-        Either all of it happens, or an error is raised and the pages are as before.
+        Either all of it happens, or an error is raised and the pages are as before. Under a
+        runner (`batching`) the passes may be shared with rows of others.
 
         Parameters
         ----------
@@ -113,34 +143,79 @@ class Engine:
         PagesExhaustedError
             If the pool is too small.
         """
+        runner = batching.current_runner()
+        if runner is not None:
+            work = batching.Work(self, tables_M_W, stored_M, tokens_M_T, counts_M, keep)
+            return runner.run(work)
+        return self.extend_alone(tables_M_W, stored_M, tokens_M_T, counts_M, keep)
+
+    def extend_alone(
+        self,
+        tables_M_W: NDArray[np.int32],
+        stored_M: NDArray[np.int64],
+        tokens_M_T: Tensor,
+        counts_M: NDArray[np.int64],
+        keep: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int32], Tensor]:
+        """`extend` at once and in passes of its own, whoever else has work for the model."""
+        with self.lock, torch.inference_mode():
+            growth = self.begin(tables_M_W, stored_M, counts_M)
+            try:
+                logits = self._run(growth.tables_M_W, stored_M, tokens_M_T, counts_M, keep)
+            except BaseException:
+                self.abort(growth)
+                raise
+            self.finish(growth)
+            return growth.tables_M_W, logits
+
+    def begin(
+        self,
+        tables_M_W: NDArray[np.int32],
+        stored_M: NDArray[np.int64],
+        counts_M: NDArray[np.int64],
+    ) -> Growth:
+        """Take the pages that rows need to grow; `finish` or `abort` it. Hold the lock.
+
+        Raises
+        ------
+        SettingError, PagesExhaustedError
+            As `extend` does.
+        """
         longest = int((stored_M + counts_M).max())
         if longest > self.max_context:
             raise SettingError(
                 f"a sequence would reach {longest} tokens, and the model's context is "
                 f"{self.max_context}; use a shorter prompt or fewer max_tokens"
             )
-        with self.lock, torch.inference_mode():
-            pages = self.pages()
-            grown, fresh, source, target = self._grow(tables_M_W, stored_M, counts_M)
-            try:
-                if len(fresh):
-                    self.attention.clear_pages(fresh)
-                if len(source):
-                    self.attention.copy_pages(source, target)
-                logits = self._run(grown, stored_M, tokens_M_T, counts_M, keep)
-            except BaseException:
-                pages.release(np.concatenate([fresh, target]))
-                raise
-            pages.release(source)
-            return grown, logits
+        self.pages()
+        growth = self._grow(tables_M_W, stored_M, counts_M)
+        self._growing.add(growth)
+        try:
+            if len(growth.fresh):
+                self.attention.clear_pages(growth.fresh)
+            if len(growth.source):
+                self.attention.copy_pages(growth.source, growth.target)
+        except BaseException:
+            self.abort(growth)
+            raise
+        return growth
+
+    def finish(self, growth: Growth) -> None:
+        """The grown tables replace the old ones. Hold the lock."""
+        self._growing.discard(growth)
+        self._pages.release(growth.source)
+
+    def abort(self, growth: Growth) -> None:
+        """The old tables stay. Hold the lock."""
+        self._growing.discard(growth)
+        self._pages.release(np.concatenate([growth.fresh, growth.target]))
 
     def _grow(
         self,
         tables_M_W: NDArray[np.int32],
         stored_M: NDArray[np.int64],
         counts_M: NDArray[np.int64],
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-        """New tables, their fresh pages, and the tail pages to copy (from, to)."""
+    ) -> Growth:
         pages, size, rows = self._pages, self.page_size, len(stored_M)
         used_M = -(-stored_M // size)
         needed_M = -(-(stored_M + counts_M) // size)
@@ -167,7 +242,7 @@ class Engine:
         column = np.arange(total) - np.repeat(np.cumsum(more_M) - more_M - used_M, more_M)
         grown[row, column] = fresh
         grown[copying, used_M[copying] - 1] = target
-        return grown, fresh, source, target
+        return Growth(grown, fresh, source, target)
 
     def _run(
         self,
@@ -197,18 +272,22 @@ class Engine:
     def _forward(self, layout: Layout, tokens_M_T: Tensor, columns: NDArray[np.int64]) -> Tensor:
         """One pass of the model; logits of the given columns (of any one column if none)."""
         plan = self.attention.plan(layout)
-        arguments: dict[str, Any] = {BATCH_ARGUMENT: PagedBatch(self.attention, plan)}
         width, count = layout.width, max(1, len(columns))
         trailing = len(columns) == 0 or int(columns[0]) == width - count
-        index = None if trailing else torch.from_numpy(columns).to(self.device)
+        keep = count if trailing else torch.from_numpy(columns).to(self.device)
+        batch = PagedBatch(self.attention, plan)
+        return self.call_model(tokens_M_T, plan.positions_M_T, batch, keep)
+
+    def call_model(
+        self, ids_M_T: Tensor, positions_M_T: Tensor, batch: PagedBatch, keep: int | Tensor
+    ) -> Tensor:
+        """Logits of the last `keep` columns (0: all), or of the columns that `keep` lists."""
+        arguments: dict[str, Any] = {BATCH_ARGUMENT: batch}
         if self._trims_logits:
-            arguments["logits_to_keep"] = count if index is None else index
+            arguments["logits_to_keep"] = keep
         logits = self.model(
-            input_ids=tokens_M_T,
-            position_ids=plan.positions_M_T,
-            use_cache=False,
-            **arguments,
+            input_ids=ids_M_T, position_ids=positions_M_T, use_cache=False, **arguments
         ).logits
         if not self._trims_logits:
-            logits = logits[:, -count:] if index is None else logits.index_select(1, index)
+            logits = logits.index_select(1, keep) if isinstance(keep, Tensor) else logits[:, -keep:]
         return logits

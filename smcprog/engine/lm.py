@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from smcprog.attention import IMPLEMENTATION, TorchPagedAttention
 from smcprog.engine import loading
+from smcprog.engine.batching import current_runner
 from smcprog.engine.checks import check_dispatchable, check_logits, own_copy
 from smcprog.engine.engine import Engine
-from smcprog.engine.memory import default_pages
+from smcprog.engine.linears import install
+from smcprog.engine.memory import check_pages_fit, default_pages
+from smcprog.engine.prefix import PrefixStore, sharing_allowed
 from smcprog.engine.prompts import check_tokens, encode_prompt
 from smcprog.engine.sequences import PagedSequences, Sequences
 from smcprog.engine.vocab import Vocabulary
@@ -47,6 +52,10 @@ class LM:
         as pages are first used.
     page_size : int, default 8
         Tokens a page.
+    prefix_cache : bool, default True
+        Keep the pages of prompts that were run, so that a prompt with the same beginning
+        starts where it ends. They count as free, and go when pages run short; at most a
+        quarter of the pool.
 
     Attributes
     ----------
@@ -69,6 +78,8 @@ class LM:
         If the model is not there, cannot be loaded safely, or cannot be run by the engine.
     SettingError
         If `kv_pages` or `page_size` is out of range.
+    PagesExhaustedError
+        If so many pages do not fit in memory; the message says how many do.
     """
 
     def __init__(
@@ -79,12 +90,14 @@ class LM:
         dtype: str | torch.dtype | None = None,
         kv_pages: int | None = None,
         page_size: int = 8,
+        prefix_cache: bool = True,
     ) -> None:
         _check_sizes(kv_pages, page_size)
         folder = loading.resolve_path(path)
         model, tokenizer = loading.load(folder, loading.resolve_device(device), dtype)
         name = folder.name if path is None or os.path.isdir(path) else os.fspath(path)
-        self._set_up(model, tokenizer, str(folder), name, kv_pages, page_size)
+        install(model, pack=True)
+        self._set_up(model, tokenizer, str(folder), name, kv_pages, page_size, prefix_cache)
 
     @classmethod
     def from_model(
@@ -95,6 +108,8 @@ class LM:
         name: str | None = None,
         kv_pages: int | None = None,
         page_size: int = 8,
+        prefix_cache: bool = True,
+        pack: bool = False,
     ) -> LM:
         """LM of a model in memory, on its device and in its type.
 
@@ -105,16 +120,20 @@ class LM:
         model : transformers.PreTrainedModel
         tokenizer : transformers.PreTrainedTokenizerFast or Vocabulary
         name : str, optional
-        kv_pages, page_size
+        kv_pages, page_size, prefix_cache
             As for `LM`.
+        pack : bool, default False
+            Hold a second copy of the weights of linear layers, packed as `LM` packs those
+            that it loads itself (float32 on the CPU): steps take about half the time.
         """
         _check_sizes(kv_pages, page_size)
         check_dispatchable(model.config, type(model))
         twin = own_copy(model)
         twin.set_attn_implementation(IMPLEMENTATION)
+        install(twin, pack=pack)
         lm = cls.__new__(cls)
         label = name or getattr(model, "name_or_path", "") or type(model).__name__
-        lm._set_up(twin, tokenizer, "", label, kv_pages, page_size)
+        lm._set_up(twin, tokenizer, "", label, kv_pages, page_size, prefix_cache)
         return lm
 
     def _set_up(
@@ -125,6 +144,7 @@ class LM:
         name: str,
         kv_pages: int | None,
         page_size: int,
+        prefix_cache: bool,
     ) -> None:
         self.path = path
         self.name = name
@@ -144,9 +164,18 @@ class LM:
             self.vocab = tokenizer
         else:
             self.vocab = Vocabulary.from_tokenizer(tokenizer, size, _eos_ids(model, tokenizer))
+        if kv_pages is not None:
+            check_pages_fit(kv_pages, bytes_per_page, page_size, self.device)
         self.kv_pages = kv_pages or default_pages(bytes_per_page, page_size, self.device)
         attention = TorchPagedAttention(self.kv_pages + 1, page_size, self.device)
         self._engine = Engine(model, attention, self.max_context, size)
+        if prefix_cache:
+            self._engine.prefixes = PrefixStore(self._engine.pages(), self.kv_pages // 4)
+
+    @property
+    def engine(self) -> Engine:
+        """What runs the model and owns its pages."""
+        return self._engine
 
     def encode(self, prompt: Any) -> list[int]:
         """Token ids of a prompt.
@@ -165,8 +194,33 @@ class LM:
         """
         return encode_prompt(prompt, self.tokenizer, self.vocab, self.max_context)
 
+    def draft(
+        self, path: str | os.PathLike[str] | None = None, *, kv_pages: int | None = None
+    ) -> LM:
+        """A small draft that was trained to follow this model; see `smcprog.drafts.load_draft`.
+
+        Without `path`, the one that comes with smcprog, which has one for the default model.
+        """
+        return _drafts().load_draft(self, path, kv_pages=kv_pages)
+
+    def with_layers(self, layers: Sequence[int], *, kv_pages: int | None = None) -> LM:
+        """A draft: this model with only the given layers; the weights are shared.
+
+        See `smcprog.drafts.with_layers`.
+        """
+        return _drafts().with_layers(self, layers, kv_pages=kv_pages)
+
+    def without_layers(self, layers: Sequence[int], *, kv_pages: int | None = None) -> LM:
+        """A draft: this model without the given layers; the weights are shared.
+
+        See `smcprog.drafts.without_layers`.
+        """
+        return _drafts().without_layers(self, layers, kv_pages=kv_pages)
+
     def sequences(self, prompt_tokens: Sequence[int], n: int) -> PagedSequences:
         """`n` rows that continue a prompt, which is run once and stored once.
+
+        Full pages that an earlier prompt of the same beginning left behind are not run again.
 
         Raises
         ------
@@ -176,10 +230,39 @@ class LM:
             If the pool is too small for it.
         """
         tokens = check_tokens(prompt_tokens, self.vocab, self.max_context)
-        with PagedSequences.empty(self._engine, 1) as prompt:
-            prompt.append(torch.tensor([tokens], dtype=torch.int64))
-            prompt.next_logits()
-            return prompt.fork([0] * n)
+        engine, store = self._engine, self._engine.prefixes
+        if store is None or not sharing_allowed():
+            with PagedSequences.empty(engine, 1) as prompt:
+                return self._run_prompt(prompt, tokens, n)
+        runner = current_runner()
+        if runner is not None:
+            runner.wait(lambda: not store.coming(tokens))
+        with engine.lock:
+            claim = store.claim(tokens)
+            pages = store.take(tokens)
+            prompt = PagedSequences(
+                engine,
+                pages[None],
+                np.array([len(pages) * self.page_size]),
+                np.zeros(1, dtype=np.int64),
+                torch.empty((1, 0), dtype=torch.int64, device=self.device),
+                None,
+            )
+        try:
+            with prompt:
+                rows = self._run_prompt(prompt, tokens[len(pages) * self.page_size :], n)
+                with engine.lock:
+                    store.put(tokens, prompt.live_pages())
+                return rows
+        finally:
+            with engine.lock:
+                store.unclaim(claim)
+
+    @staticmethod
+    def _run_prompt(prompt: PagedSequences, tokens: list[int], n: int) -> PagedSequences:
+        prompt.append(torch.tensor([tokens], dtype=torch.int64))
+        prompt.next_logits()
+        return prompt.fork([0] * n)
 
     def join(self, parts: Sequence[Sequences]) -> PagedSequences:
         """The rows of several sequences of this LM, in order. Consumes the parts."""
@@ -197,15 +280,19 @@ class LM:
 
     @property
     def pages_free(self) -> int:
-        """Pages that can be allocated now."""
+        """Pages that can be allocated now; those that only the prefix cache holds count."""
         with self._engine.lock:
-            return self._engine.pages().free
+            return self._engine.pages().free + self._idle()
 
     @property
     def pages_in_use(self) -> int:
         """Pages held by live sequences; shared ones count once."""
         with self._engine.lock:
-            return self._engine.pages().in_use
+            return self._engine.pages().in_use - self._idle()
+
+    def _idle(self) -> int:
+        store = self._engine.prefixes
+        return 0 if store is None else store.idle
 
     def check_pages(self) -> None:
         """Raise AssertionError unless the page counts add up to the live sequences' tables."""
@@ -213,6 +300,11 @@ class LM:
 
     def __repr__(self) -> str:
         return f"LM({self.name!r}, device={str(self.device)!r}, dtype={self.dtype})"
+
+
+def _drafts() -> Any:
+    """The room above that makes drafts of an LM, loaded when one is asked for."""
+    return importlib.import_module("smcprog.drafts")
 
 
 def _check_sizes(kv_pages: int | None, page_size: int) -> None:

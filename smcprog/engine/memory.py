@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 
-__all__ = ["default_pages"]
+from smcprog.errors import PagesExhaustedError
+
+__all__ = ["check_pages_fit", "default_pages"]
 
 MEMORY_FRACTION = 0.25
 """Share of the memory available when the model has been loaded."""
@@ -21,6 +24,24 @@ def default_pages(bytes_per_page: int, page_size: int, device: torch.device) -> 
     """
     by_memory = int(available_bytes(device) * MEMORY_FRACTION) // max(1, bytes_per_page)
     return max(1, min(by_memory, MOST_TOKENS // page_size))
+
+
+def check_pages_fit(kv_pages: int, bytes_per_page: int, page_size: int, device: Any) -> None:
+    """Refuse a pool that cannot be held.
+
+    Raises
+    ------
+    PagesExhaustedError
+        Saying how many pages fit.
+    """
+    free = available_bytes(device)
+    if kv_pages * bytes_per_page <= free:
+        return
+    raise PagesExhaustedError(
+        f"kv_pages={kv_pages} pages of {page_size} tokens would take "
+        f"{kv_pages * bytes_per_page / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free on "
+        f"{device}: at most {free // bytes_per_page} pages fit. Lower kv_pages, or leave it out"
+    )
 
 
 def available_bytes(device: torch.device) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,11 @@ class PageAllocator:
         Size of the pool, the scratch page included.
     page_size : int
         Tokens a page; used in messages only.
+
+    Attributes
+    ----------
+    reclaim : callable or None
+        Called with a number of pages before an allocation fails for want of that many.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -35,6 +40,7 @@ class PageAllocator:
         # A stack; the lowest page is on top, so a lone prompt gets neighbouring pages.
         self._free = np.arange(num_pages - 1, SCRATCH_PAGE, -1, dtype=np.int32)
         self._top = len(self._free)
+        self.reclaim: Callable[[int], None] | None = None
 
     @property
     def free(self) -> int:
@@ -54,6 +60,8 @@ class PageAllocator:
         PagesExhaustedError
             If fewer are free. Nothing is taken then.
         """
+        if count > self._top and self.reclaim is not None:
+            self.reclaim(count - self._top)
         if count > self._top:
             raise PagesExhaustedError(
                 f"out of key/value memory: {count} more pages of {self.page_size} tokens are "

@@ -167,6 +167,7 @@ def test_nan_of_one_request_does_not_reach_the_next(lm):
     rows = lm.sequences([1] * 30, 2)
     rows.score(tokens(2, 3))
     rows.close()
+    lm._engine.prefixes.clear()
     with torch.inference_mode():
         for pair in lm._engine.attention._pools.values():
             for pool in pair:  # as after a request whose activations overflowed
@@ -246,3 +247,61 @@ def test_threads_do_not_disturb_each_other(lm, monkeypatch):
     gc.collect()
     lm.check_pages()
     assert lm.pages_in_use == 0
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 8])
+def test_truncated_rows_continue_as_if_never_longer(model_of, vocabulary, page_size):
+    """Random extends, truncations and forks against rows that are run from scratch."""
+    lm = LM.from_model(
+        model_of("llama", max_position_embeddings=512), vocabulary, page_size=page_size
+    )
+    generator = torch.Generator().manual_seed(page_size)
+
+    def draw(*shape):
+        return torch.randint(0, 50, shape, generator=generator)
+
+    prompt = [1, 2, 3, 4, 5]
+    rows, said = lm.sequences(prompt, 4), [list(prompt) for _ in range(4)]
+    for _ in range(12):
+        new, before = draw(4, 6), rows.lengths
+        counts = draw(4) % 7
+        logits = torch.cat([rows.score(new, counts), rows.next_logits()[:, None]], dim=1)
+        keep = draw(4) % (counts + 1)
+        rows.truncate(before + keep.numpy(), logits[torch.arange(4), keep])
+        for i in range(4):
+            said[i] += new[i, : keep[i]].tolist()
+        assert rows.lengths.tolist() == [len(s) for s in said]
+        lm.check_pages()
+        ancestors = draw(4) % 4
+        forked = rows.fork(ancestors)
+        rows.close()
+        rows, said = forked, [list(said[a]) for a in ancestors]
+        for i, tokens_so_far in enumerate(said):
+            with lm.sequences(tokens_so_far, 1) as fresh:
+                torch.testing.assert_close(rows.next_logits()[i], fresh.next_logits()[0])
+    rows.close()
+    assert lm.pages_in_use == 0
+
+
+def test_truncation_gives_pages_back_and_refuses_nonsense(lm):
+    rows = lm.sequences([1] * 5, 2)
+    rows.append(tokens(2, 3))
+    with pytest.raises(ValueError, match="truncate"):
+        rows.truncate([9, 4], None)
+    with pytest.raises(ValueError, match="truncate"):
+        rows.truncate([0, 4], None)
+    logits = rows.next_logits()
+    rows.score(tokens(2, 3 * lm.page_size, 1))
+    held = lm.pages_in_use
+    rows.truncate([8, 8], logits)
+    assert lm.pages_in_use == held - 2 * 3
+    rows.close()
+
+
+def test_more_pages_than_memory_are_refused_with_what_fits(model_of, vocabulary):
+    with pytest.raises(PagesExhaustedError, match=r"at most (\d+) pages fit. Lower kv_pages") as e:
+        LM.from_model(model_of("llama"), vocabulary, kv_pages=1 << 30)
+    fits = int(str(e.value).split("at most ")[1].split()[0])
+    assert 1 <= fits < 1 << 30
+    lm = LM.from_model(model_of("llama"), vocabulary, kv_pages=min(fits // 2, 1 << 20))
+    assert lm.pages_free == lm.kv_pages
