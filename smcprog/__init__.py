@@ -24,12 +24,22 @@ if TYPE_CHECKING:
         PagesExhaustedError,
         PotentialError,
         PromptError,
+        RequestTimeoutError,
+        SchedulerClosedError,
         SettingError,
+        SlowDraftWarning,
         SMCError,
         VocabularyMismatchError,
     )
     from smcprog.potentials import Grammar, Potential, Product, Reward, Target
-    from smcprog.smc import Particle, Posterior, RoundEvent, RoundInfo
+    from smcprog.smc import (
+        Particle,
+        Posterior,
+        RequestHandle,
+        RoundEvent,
+        RoundInfo,
+        Scheduler,
+    )
 
 __version__ = "0.1.0"
 
@@ -48,11 +58,16 @@ __all__ = [
     "PotentialError",
     "Product",
     "PromptError",
+    "RequestHandle",
+    "RequestTimeoutError",
     "Reward",
     "RoundEvent",
     "RoundInfo",
     "SMCError",
+    "Scheduler",
+    "SchedulerClosedError",
     "SettingError",
+    "SlowDraftWarning",
     "Target",
     "VocabularyMismatchError",
     "__version__",
@@ -63,7 +78,10 @@ __all__ = [
 _HOMES = {
     "LM": "smcprog.engine.lm",
     **dict.fromkeys(("Grammar", "Potential", "Product", "Reward", "Target"), "smcprog.potentials"),
-    **dict.fromkeys(("Particle", "Posterior", "RoundEvent", "RoundInfo"), "smcprog.smc"),
+    **dict.fromkeys(
+        ("Particle", "Posterior", "RequestHandle", "RoundEvent", "RoundInfo", "Scheduler"),
+        "smcprog.smc",
+    ),
 }
 
 

@@ -22,8 +22,11 @@ __all__ = [
     "PagesExhaustedError",
     "PotentialError",
     "PromptError",
+    "RequestTimeoutError",
     "SMCError",
+    "SchedulerClosedError",
     "SettingError",
+    "SlowDraftWarning",
     "VocabularyMismatchError",
 ]
 
@@ -58,6 +61,14 @@ class VocabularyMismatchError(InputError):
 
 class PagesExhaustedError(SMCError, RuntimeError):
     """The key/value pool has no free page left for a request."""
+
+
+class RequestTimeoutError(SMCError, TimeoutError):
+    """A submitted request was not done within its `timeout`."""
+
+
+class SchedulerClosedError(SMCError, RuntimeError):
+    """A request was submitted to a scheduler that was shut down."""
 
 
 class PotentialError(SMCError, RuntimeError):
@@ -108,3 +119,7 @@ class BatchError(SMCError, RuntimeError):
     def __init__(self, message: str, *, results: Sequence[Any]) -> None:
         super().__init__(message)
         self.results = list(results)
+
+
+class SlowDraftWarning(UserWarning):
+    """A step of the draft takes as long as one of its target, or longer."""

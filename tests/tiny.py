@@ -43,8 +43,12 @@ def tiny_model(
 
 
 def tiny_llama(vocab_size: int = 3, eos: int = 2, **options) -> LM:
-    """`LM` of a `tiny_model` over the letters a, b, c, … and one EOS id."""
+    """`LM` of a `tiny_model` over the letters a, b, c, … and one EOS id.
+
+    Options are those of `tiny_model`, or of `LM`'s memory.
+    """
+    memory = {k: options.pop(k) for k in ("kv_pages", "page_size", "prefix_cache") if k in options}
     tokens = [bytes([ord("a") + i]) for i in range(vocab_size)]
     tokens[eos] = b"<eos>"
     model = tiny_model(vocab_size, eos, **options)
-    return LM.from_model(model, Vocabulary.from_tokens(tokens, [eos]))
+    return LM.from_model(model, Vocabulary.from_tokens(tokens, [eos]), **memory)

@@ -1,0 +1,89 @@
+"""One request under the scheduler."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from smcprog.engine.prefix import without_sharing
+from smcprog.smc.call import Call, outcome
+from smcprog.smc.scheduler.handle import RequestHandle
+from smcprog.smc.wave import WaveRequest
+
+if TYPE_CHECKING:
+    import greenlet
+
+    from smcprog.engine.batching import Work
+    from smcprog.engine.lm import LM
+
+__all__ = ["Stopped", "Task"]
+
+
+class Stopped(BaseException):
+    """Unwinds a request that was cancelled; no potential should catch it."""
+
+
+class Task:
+    """A request: what it asks for, what it may hold, and where it is.
+
+    Attributes
+    ----------
+    pages : dict
+        LM → most pages the request holds.
+    deadline : float or None
+        In `time.monotonic` seconds.
+    work : Work or None
+        What it waits for, since the hub's pass number `since`.
+    ready : callable or None
+        What else it waits for.
+    result : object
+        Once finished: a Posterior or an exception.
+    """
+
+    def __init__(
+        self, call: Call, request: WaveRequest, pages: dict[LM, int], timeout: float | None
+    ) -> None:
+        self.call = call
+        self.request = request
+        self.pages = pages
+        self.submitted = time.monotonic()
+        self.timeout = timeout
+        self.deadline = None if timeout is None else self.submitted + timeout
+        self.handle: RequestHandle
+        self.greenlet: greenlet.greenlet | None = None
+        self.work: Work | None = None
+        self.since = 0
+        self.ready: Callable[[], bool] | None = None
+        self.stopped = False
+        self.result: Any = None
+
+    def play(self, breathe: Callable[[], None]) -> None:
+        """Run the request from its first token to its posterior; never raises.
+
+        Parameters
+        ----------
+        breathe : callable
+            Called between rounds: lets others have their turn.
+        """
+        try:
+            self.result = self._play(breathe)
+        except BaseException as error:
+            self.result = error
+
+    def _play(self, breathe: Callable[[], None]) -> Any:
+        begun = time.perf_counter()
+        wave = self.call.wave([self.request])
+        wave.timing["queued_s"] = time.monotonic() - self.submitted
+        with without_sharing(self.call.settings.deterministic):
+            try:
+                wave.start()
+                wave.timing["prefill_s"] = time.perf_counter() - begun
+                while wave.running:
+                    wave.play_round()
+                    wave.timing.setdefault("first_token_s", time.perf_counter() - begun)
+                    breathe()
+            finally:
+                wave.release()
+        wave.timing["total_s"] = time.perf_counter() - begun
+        return outcome(wave, 0)
