@@ -353,7 +353,65 @@ class PagedSequences:
     def _extend(
         self, block_M_B: Tensor, counts_M: NDArray[np.int64], columns_C: NDArray[np.int64]
     ) -> Tensor:
-        """Store a block, which empties the queue; logits of some of its columns, [M, C, V]."""
+        """Store a block, which empties the queue; logits of some of its columns, [M, C, V].
+
+        Rows that hold the same pages and take the same tokens are run once, and go on
+        sharing all their pages.
+        """
+        place_M = self._twins(block_M_B, counts_M)
+        if place_M is None:
+            return self._extend_rows(block_M_B, counts_M, columns_C)
+        _, first_U = np.unique(place_M, return_index=True)
+        self._narrow(first_U)
+        try:
+            logits_U_C_V = self._extend_rows(
+                block_M_B[torch.from_numpy(first_U)], counts_M[first_U], columns_C
+            )
+        finally:
+            self._widen(place_M, first_U)
+        return logits_U_C_V.index_select(0, torch.from_numpy(place_M))
+
+    def _twins(self, block_M_B: Tensor, counts_M: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """For each row the number of its kind, int64 [M]; None where all rows differ."""
+        if self.n < 2 or self.engine.device.type != "cpu":  # elsewhere tokens are not on the host
+            return None
+        size = self.engine.page_size
+        column = np.arange(self._tables.shape[1])
+        pages_M_W = np.where(column < -(-self._stored // size)[:, None], self._tables, 0)
+        lengths_M_3 = np.stack([self._stored, self._queued, counts_M], axis=1)
+        every = np.concatenate([lengths_M_3, pages_M_W, block_M_B.numpy()], axis=1)
+        kinds: dict[bytes, int] = {}
+        place = [kinds.setdefault(row.tobytes(), len(kinds)) for row in every]
+        return None if len(kinds) == self.n else np.array(place, dtype=np.int64)
+
+    def _narrow(self, first_U: NDArray[np.int64]) -> None:
+        """Keep some rows only; the others' references go."""
+        others = np.ones(self.n, dtype=bool)
+        others[first_U] = False
+        with self.engine.lock:
+            size = self.engine.page_size
+            pages = _live_pages(self._tables[others], self._stored[others], size)
+            self.engine.pages().release(pages)
+            self._take_rows(first_U)
+
+    def _widen(self, place_M: NDArray[np.int64], first_U: NDArray[np.int64]) -> None:
+        """Undo `_narrow`: row m is a twin of row ``place_M[m]`` of those that were kept."""
+        others = np.ones(len(place_M), dtype=bool)
+        others[first_U] = False
+        with self.engine.lock:
+            self._take_rows(place_M)
+            size = self.engine.page_size
+            pages = _live_pages(self._tables[others], self._stored[others], size)
+            self.engine.pages().retain(pages)
+
+    def _take_rows(self, index: NDArray[np.int64]) -> None:
+        self._tables, self._stored = self._tables[index], self._stored[index]
+        self._queued, self._queue = self._queued[index], self._queue[torch.from_numpy(index)]
+        self.n = len(index)
+
+    def _extend_rows(
+        self, block_M_B: Tensor, counts_M: NDArray[np.int64], columns_C: NDArray[np.int64]
+    ) -> Tensor:
         tables, logits = self.engine.extend(
             self._tables, self._stored, block_M_B, counts_M, columns_C
         )

@@ -44,6 +44,7 @@ def time_forward(lm: LM, rows: int, columns: int, context: int, *, repeats: int 
     context = whole("context", context, 1, MOST)
     repeats = whole("repeats", repeats, 1, MOST)
     engine = lm._engine
+    # No two rows alike (as long as the vocabulary allows), or they would be run once.
     known = torch.arange(context + rows * columns) * 7919 % lm.vocab.size
     block_M_T = known[context:].view(rows, columns)
     times = []

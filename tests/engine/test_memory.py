@@ -31,7 +31,10 @@ def test_sixteen_particles_share_the_prompt(lm, prompt, step):
     assert lm.pages_in_use == prompt_pages
     most = 0
     for at in range(0, new, step):
-        rows.score(tokens(n, min(step, new - at), at))
+        block = tokens(n, min(step, new - at), at)
+        if at == 0:
+            block[:, 0] = torch.arange(n)  # from here on, no two rows are alike
+        rows.score(block)
         most = max(most, lm.pages_in_use)
     lm.check_pages()
     assert most <= 1.1 * (prompt_pages + n * -(-new // lm.page_size))
@@ -305,3 +308,49 @@ def test_more_pages_than_memory_are_refused_with_what_fits(model_of, vocabulary)
     assert 1 <= fits < 1 << 30
     lm = LM.from_model(model_of("llama"), vocabulary, kv_pages=min(fits // 2, 1 << 20))
     assert lm.pages_free == lm.kv_pages
+
+
+def test_twin_rows_are_run_once_and_share_their_pages(lm, monkeypatch):
+    """Rows of one history cost one row, until their tokens differ."""
+    ran = []
+    plain = type(lm.engine).extend
+
+    def extend(self, tables_M_W, *rest):
+        ran.append(len(tables_M_W))
+        return plain(self, tables_M_W, *rest)
+
+    monkeypatch.setattr(type(lm.engine), "extend", extend)
+    rows = lm.sequences([1] * (lm.page_size + 3), 6)
+    ran.clear()
+    same, two = torch.tensor([[7, 8, 9]] * 6), torch.tensor([[1, 2, 1, 2, 2, 1]]).T
+    logits = rows.score(same)
+    assert ran == [1] and lm.pages_in_use == 2
+    lm.check_pages()
+    logits = torch.cat([logits, rows.score(two)], dim=1)  # all are twins before it, so one pass
+    rows.append(torch.full((6, 1), 3))
+    last = rows.next_logits()
+    assert ran == [1, 2, 2] and lm.pages_in_use == 3
+    lm.check_pages()
+    for i in range(6):
+        with lm.sequences([1] * (lm.page_size + 3), 1) as alone:
+            want = torch.cat([alone.score(same[i : i + 1]), alone.score(two[i : i + 1])], dim=1)
+            torch.testing.assert_close(logits[i], want[0])
+            alone.append(torch.tensor([[3]]))
+            torch.testing.assert_close(last[i], alone.next_logits()[0])
+    rows.close()
+    assert lm.pages_in_use == 0
+
+
+def test_twins_are_whole_again_when_pages_run_out(model_of, vocabulary):
+    lm = LM.from_model(model_of("llama"), vocabulary, kv_pages=3, prefix_cache=False)
+    rows = lm.sequences([1] * lm.page_size, 4)
+    before = rows.next_logits().clone()
+    with pytest.raises(PagesExhaustedError):
+        rows.score(torch.tensor([[2] * 20] * 2 + [[3] * 20] * 2))
+    lm.check_pages()
+    assert rows.n == 4 and lm.pages_in_use == 1
+    torch.testing.assert_close(rows.next_logits(), before)
+    rows.score(torch.tensor([[2], [2], [3], [2]]))
+    lm.check_pages()
+    assert lm.pages_in_use == 3
+    rows.close()

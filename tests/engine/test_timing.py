@@ -21,7 +21,7 @@ def test_runs_what_it_says_and_gives_pages_back(lm_of, monkeypatch):
     assert lm.pages_in_use == 0
     lm.check_pages()
     with pytest.raises(PagesExhaustedError):
-        time_forward(lm, 20, 5, 30)
+        time_forward(lm, 3, 60, 9)
     assert lm.pages_in_use == 0
 
 

@@ -304,7 +304,7 @@ def test_waits_for_pages_and_nobody_overtakes(monkeypatch):
     assert all(len(post.best.tokens) == 16 for post in posts)
     assert order == list(range(12))
     assert most[0] == 2
-    assert 17 <= most[1] <= 20
+    assert 12 <= most[1] <= 20  # twins share pages, so fewer than were reserved
     lm.check_pages()
     assert lm.pages_free == 20
 
