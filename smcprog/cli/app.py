@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from smcprog.cli import bench, generate, models
+from smcprog.cli import bench, bench_peers, bench_variance, distill, generate, models
 
 __all__ = ["app", "main"]
 
@@ -19,6 +19,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("generate")(generate.generate)
+app.command("distill")(distill.distill)
+bench.app.command("variance")(bench_variance.variance)
+bench.app.command("peers")(bench_peers.peers)
 app.add_typer(models.app, name="models")
 app.add_typer(bench.app, name="bench")
 

@@ -1,5 +1,6 @@
 """Figures of results. matplotlib is imported only when one is drawn."""
 
+from smcprog.plots.pareto import plot_pareto
 from smcprog.plots.posterior import plot_posterior
 
-__all__ = ["plot_posterior"]
+__all__ = ["plot_pareto", "plot_posterior"]
