@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
@@ -50,6 +49,11 @@ class _Pool:
         heads, pages, page_size, dim = self.data.shape
         return self.data.view(heads * pages, page_size * dim)
 
+    def run(self, first: int, count: int) -> Tensor:
+        """Neighbouring pages as one matrix a head, [H, count * page_size, D]; nothing moves."""
+        heads, _, page_size, dim = self.data.shape
+        return self.data[:, first : first + count].view(heads, count * page_size, dim)
+
     @cached_property
     def slots(self) -> Tensor:
         heads, pages, page_size, dim = self.data.shape
@@ -84,6 +88,9 @@ class _View:
         self.own_pages = np.take_along_axis(
             tables, np.minimum(columns, np.maximum(ends, 1)[:, None] - 1), axis=1
         )
+        # Neighbouring pages are read where they lie; only then for one row, or one group.
+        self.own_run = _first_of_run(self.own_pages)
+        self.shared_run = None if self.sharing is None else _first_of_run(self.sharing.pages_R_W)
         positions = (columns[:, :, None] * size + np.arange(size)).reshape(len(stored), -1)
         if self.sharing is not None:
             shared_W = self.sharing.pages_R_W.shape[1]
@@ -147,6 +154,13 @@ class _View:
             index = self.sharing.pages_R_W + head * stride
             self._shared[heads] = self.plan.to_device(index).view(-1)
         return self._shared[heads]
+
+
+def _first_of_run(pages_R_W: NDArray[np.int32]) -> int | None:
+    """The first page, where there is one row of neighbouring pages in order."""
+    if len(pages_R_W) != 1 or (np.diff(pages_R_W[0]) != 1).any():
+        return None
+    return int(pages_R_W[0, 0])
 
 
 class _Plan:
@@ -215,6 +229,7 @@ class TorchPagedAttention(PagedAttention):
         self.device = device
         self.min_saved = -(-WORTH_SHARING // page_size)
         self._pools: dict[int, tuple[_Pool, _Pool]] = {}
+        self._whole: list[_Pool] = []  # the same memory, in the largest pieces there are
 
     @property
     def layers(self) -> frozenset[int]:
@@ -258,11 +273,14 @@ class TorchPagedAttention(PagedAttention):
     def _new_pools(
         self, plan: _Plan, layer: int, key: Tensor, value: Tensor
     ) -> tuple[_Pool, _Pool]:
-        shape = (key.shape[1], self.num_pages, self.page_size)
+        heads = key.shape[1]
+        alike = key.shape[-1] == value.shape[-1] and key.dtype == value.dtype
         try:
-            pools = (
-                _Pool(torch.empty((*shape, key.shape[-1]), dtype=key.dtype, device=key.device)),
-                _Pool(torch.empty((*shape, value.shape[-1]), dtype=value.dtype, device=key.device)),
+            # Keys and values in one piece of memory are copied and cleared together.
+            whole = (
+                [self._empty(2 * heads, key)]
+                if alike
+                else [self._empty(heads, key), self._empty(heads, value)]
             )
         except (RuntimeError, MemoryError) as error:  # torch's out-of-memory is a RuntimeError
             raise PagesExhaustedError(
@@ -270,10 +288,20 @@ class TorchPagedAttention(PagedAttention):
                 "lower kv_pages"
             ) from error
         pages = plan.to_device(np.union1d(plan.layout.tables_M_W, [SCRATCH_PAGE]))
-        for pool in pools:
+        for pool in whole:
             pool.data.index_fill_(1, pages, 0.0)
+        if alike:
+            data = whole[0].data
+            pools = (_Pool(data[:heads]), _Pool(data[heads:]))
+        else:
+            pools = (whole[0], whole[1])
+        self._whole += whole
         self._pools[layer] = pools
         return pools
+
+    def _empty(self, heads: int, like: Tensor) -> _Pool:
+        shape = (heads, self.num_pages, self.page_size, like.shape[-1])
+        return _Pool(torch.empty(shape, dtype=like.dtype, device=like.device))
 
     def copy_pages(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
         for pools, (src, dst) in self._page_rows(source, target):
@@ -290,21 +318,36 @@ class TorchPagedAttention(PagedAttention):
     ) -> Iterator[tuple[list[_Pool], tuple[Tensor, ...]]]:
         """Pools with the same number of heads, and the rows of `_Pool.pages` of some pages."""
         by_heads: dict[int, list[_Pool]] = {}
-        for pool in itertools.chain.from_iterable(self._pools.values()):
+        for pool in self._whole:
             by_heads.setdefault(pool.heads, []).append(pool)
         for heads, pools in by_heads.items():
             head = np.arange(heads)[:, None] * self.num_pages
             yield pools, tuple(_to_device(p + head, self.device).view(-1) for p in pages)
 
 
+def _own(view: _View, pool: _Pool) -> Tensor:
+    """What each row has to itself, [B, L, D]; order as in `_View.row_bias`."""
+    rows, pages = view.own_pages.shape
+    if view.own_run is not None:
+        return pool.run(view.own_run, pages)
+    data = pool.pages.index_select(0, view.own_index(pool.heads))
+    return data.view(rows * pool.heads, -1, pool.dim)
+
+
+def _prefix(view: _View, pool: _Pool, length: int) -> Tensor:
+    """What the rows of each group share, [H * R, L, D]."""
+    if view.shared_run is not None:
+        return pool.run(view.shared_run, length // view.plan.page_size)
+    return pool.pages.index_select(0, view.shared_index(pool.heads)).view(-1, length, pool.dim)
+
+
 def _fused(view: _View, query: Tensor, keys: _Pool, values: _Pool, scaling: float) -> Tensor:
     """One call of the framework's kernel; for long blocks, where scores would be large."""
     rows, heads = query.shape[0], keys.heads
-    index = view.own_index(heads)
     out = F.scaled_dot_product_attention(
         query,
-        keys.pages.index_select(0, index).view(rows, heads, -1, keys.dim),
-        values.pages.index_select(0, index).view(rows, heads, -1, values.dim),
+        _own(view, keys).view(rows, heads, -1, keys.dim),
+        _own(view, values).view(rows, heads, -1, values.dim),
         attn_mask=view.bias_M_T_L(query.dtype)[:, None],
         scale=scaling,
         enable_gqa=heads != query.shape[1],
@@ -328,10 +371,8 @@ def _plain(
     rows, query_heads, width, _ = query.shape
     batch, per_head = rows * keys.heads, query_heads // keys.heads
     bias = view.row_bias(keys.heads, per_head, query.dtype)
-    index = view.own_index(keys.heads)
     q = query.reshape(batch, per_head * width, keys.dim)
-    k = keys.pages.index_select(0, index).view(batch, -1, keys.dim)
-    v = values.pages.index_select(0, index).view(batch, -1, values.dim)
+    k, v = _own(view, keys), _own(view, values)
     step = max(1, MOST_SCORES // (q.shape[1] * k.shape[1]))
     if step >= batch:
         out = _attend(bias, q, k, v, scaling, softcap)
@@ -359,12 +400,10 @@ def _shared(
     heads, per_head = keys.heads, query_heads // keys.heads
     batch, per_row = rows * heads, per_head * width
     bias = view.row_bias(heads, per_head, query.dtype)
-    index, shared_index = view.own_index(heads), view.shared_index(heads)
     length = sharing.pages_R_W.shape[1] * view.plan.page_size
 
     q = query.reshape(rows, heads, per_row, dim).transpose(0, 1).reshape(batch, per_row, dim)
-    k_own = keys.pages.index_select(0, index).view(batch, -1, dim)
-    k_pre = keys.pages.index_select(0, shared_index).view(-1, length, dim)
+    k_own, k_pre = _own(view, keys), _prefix(view, keys, length)
     s_own = _scores(bias[..., length:], q, k_own, scaling, softcap)
     s_pre = _scores(
         sharing.to_groups(bias[..., :length], heads),
@@ -376,8 +415,7 @@ def _shared(
     scores = torch.cat([sharing.to_rows(s_pre, heads, rows), s_own], dim=-1)
     weights = _weights(scores, bias, softcap)
 
-    v_own = values.pages.index_select(0, index).view(batch, -1, values.dim)
-    v_pre = values.pages.index_select(0, shared_index).view(-1, length, values.dim)
+    v_own, v_pre = _own(view, values), _prefix(view, values, length)
     o_pre = torch.bmm(sharing.to_groups(weights[..., :length], heads), v_pre)
     out = torch.baddbmm(sharing.to_rows(o_pre, heads, rows), weights[..., length:], v_own)
     out = out.view(heads, rows, per_head, width, values.dim)

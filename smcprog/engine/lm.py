@@ -17,7 +17,6 @@ from smcprog.engine.checks import check_dispatchable, check_logits, own_copy
 from smcprog.engine.engine import Engine
 from smcprog.engine.linears import install
 from smcprog.engine.memory import check_pages_fit, default_pages
-from smcprog.engine.norms import fuse_norms
 from smcprog.engine.prefix import PrefixStore, sharing_allowed
 from smcprog.engine.prompts import check_tokens, encode_prompt
 from smcprog.engine.sequences import PagedSequences, Sequences
@@ -98,7 +97,6 @@ class LM:
         model, tokenizer = loading.load(folder, loading.resolve_device(device), dtype)
         name = folder.name if path is None or os.path.isdir(path) else os.fspath(path)
         install(model, pack=True)
-        fuse_norms(model)
         self._set_up(model, tokenizer, str(folder), name, kv_pages, page_size, prefix_cache)
 
     @classmethod
@@ -133,7 +131,6 @@ class LM:
         twin = own_copy(model)
         twin.set_attn_implementation(IMPLEMENTATION)
         install(twin, pack=pack)
-        fuse_norms(twin)
         lm = cls.__new__(cls)
         label = name or getattr(model, "name_or_path", "") or type(model).__name__
         lm._set_up(twin, tokenizer, "", label, kv_pages, page_size, prefix_cache)

@@ -123,6 +123,23 @@ def test_state_dict_copy_and_way_back():
         torch.testing.assert_close(copied(x), plain(x))
 
 
+@pytest.mark.skipif(not can_pack(), reason="no oneDNN")
+@pytest.mark.parametrize("bias", [False, True])
+def test_every_kernel_of_both_layouts_gives_the_same(bias):
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(40, 24, generator=generator)
+    added = torch.randn(40, generator=generator) if bias else None
+    both = Packed(weight, added, keep=True)
+    assert both.dense and both.weight is weight
+    for rows in ROWS:
+        x = torch.randn(rows, 24, generator=generator)
+        for kernel in both.candidates(rows):
+            got = both.multiply(kernel, x)
+            assert got.is_contiguous()
+            torch.testing.assert_close(got, nn.functional.linear(x, weight, added))
+    assert len(both.candidates(1)) == 1 + len(Packed(weight, added).candidates(1))
+
+
 def test_gradients_flow_to_the_input():
     twin, plain = fast(Layer(), can_pack()), Layer()
     x = torch.randn(3, 24, requires_grad=True)
@@ -133,7 +150,8 @@ def test_gradients_flow_to_the_input():
 
 
 @pytest.mark.skipif(not can_pack(), reason="no oneDNN")
-def test_packing_frees_the_dense_weight_and_shares_a_tied_head(model_of):
+def test_packing_frees_the_dense_weight_and_shares_a_tied_head(model_of, monkeypatch):
+    monkeypatch.setattr(sys.modules[install.__module__], "BOTH_BYTES", 0)  # as for large models
     model = model_of("llama", tie_word_embeddings=True)
     dense = weakref.ref(model.model.layers[0].mlp.down_proj.weight)
     twin = copy.deepcopy(model, {id(p): p for p in model.parameters()})

@@ -19,6 +19,10 @@ SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 LEAST_WEIGHTS = 1 << 16
 """Smaller weights stay as they are: the product is not what their layer costs."""
 
+BOTH_BYTES = 1 << 30
+"""Weights of a model up to which both layouts are kept: the packed one, which is fastest for
+populations, and the dense one, which is faster for a single stream."""
+
 Place = tuple[nn.Module, str]
 
 
@@ -35,9 +39,9 @@ def install(model: nn.Module, *, pack: bool, least: int | None = None) -> None:
         Its parameters are not changed, but with `pack` no longer referred to.
     pack : bool
         Store weights in the packed layout, siblings under each other, where the machine has
-        it. Frees the dense weight unless something else (a tied embedding, another model)
-        holds it too; models with one tied embedding share its packed head. Without it the
-        dense weights stay, and only the kernel is chosen.
+        it. Frees the dense weight if the model is large (`BOTH_BYTES`), unless something else
+        (a tied embedding, another model) holds it too; models with one tied embedding share
+        its packed head. Without it the dense weights stay, and only the kernel is chosen.
     least : int, optional
         Weights with fewer elements stay. Default: `LEAST_WEIGHTS`.
     """
@@ -47,10 +51,12 @@ def install(model: nn.Module, *, pack: bool, least: int | None = None) -> None:
         id(p) for m in model.modules() for p in m.parameters(recurse=False)
     )
     stacks: list[tuple[Stack, Storage]] = []
-    for group in list(_groups(model, pack, least)):
+    groups = list(_groups(model, pack, least))
+    both = _bytes(groups) <= BOTH_BYTES
+    for group in groups:
         layers = [getattr(parent, name) for parent, name in group]
         tied = owners[id(layers[0].weight)] > 1
-        storage = _store(layers, pack, tied)
+        storage = _store(layers, pack, tied, both)
         stack = Stack(storage, None, len(layers))  # type: ignore[arg-type]
         stacks.append((stack, storage))
         begin = 0
@@ -126,7 +132,12 @@ def _fits(module: nn.Module) -> bool:
     )
 
 
-def _store(layers: list[nn.Linear], pack: bool, tied: bool) -> Storage:
+def _bytes(groups: list[list[Place]]) -> int:
+    weights = {id(w): w for g in groups for p, n in g for w in [getattr(p, n).weight]}
+    return sum(w.numel() * w.element_size() for w in weights.values())
+
+
+def _store(layers: list[nn.Linear], pack: bool, tied: bool, both: bool) -> Storage:
     if not pack:
         return Plain(layers[0].weight, layers[0].bias)
     if len(layers) == 1 and tied:
@@ -139,4 +150,4 @@ def _store(layers: list[nn.Linear], pack: bool, tied: bool) -> Storage:
             m.weight.new_zeros(m.out_features) if m.bias is None else m.bias for m in layers
         ]
         bias = torch.cat(parts) if len(parts) > 1 else parts[0]
-    return Packed(weight, bias)
+    return Packed(weight, bias, keep=both)

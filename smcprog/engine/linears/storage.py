@@ -26,6 +26,10 @@ class Kernel:
     pad: int = 1
 
 
+SWAPPED = Kernel("swapped", 2)
+"""W Xᵀ; for one or two rows it uses the memory bandwidth best."""
+
+
 class Storage(ABC):
     """A weight [out, in] and an optional bias [out], never trained."""
 
@@ -70,22 +74,19 @@ class Plain(Storage):
 
     def candidates(self, rows: int) -> list[Kernel]:
         # A product with one row runs as matrix times vector, which leaves bandwidth unused.
-        swapped = Kernel("swapped", 2)
-        return [swapped, Kernel("linear")] if rows <= 8 else [Kernel("linear"), swapped]
+        return [SWAPPED, Kernel("linear")] if rows <= 8 else [Kernel("linear"), SWAPPED]
 
     def multiply(self, kernel: Kernel, x_R_I: Tensor) -> Tensor:
         if kernel.name == "linear":
             return F.linear(x_R_I, self._weight, self.bias)
-        rows = x_R_I.shape[0]
-        padded = _pad(x_R_I, kernel.pad)
-        out = torch.mm(self._weight, padded.t())[:, :rows].t()
-        return out.contiguous() if self.bias is None else (out + self.bias).contiguous()
+        return _swapped(self._weight, self.bias, x_R_I)
 
 
 class Packed(Storage):
     """A weight in the blocked layout of oneDNN.
 
-    With `keep` it holds on to the dense weight, which somebody else has anyway.
+    With `keep` it holds on to the dense weight too, for which there are better kernels where
+    there are only one or two rows.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, keep: bool = False) -> None:
@@ -107,14 +108,18 @@ class Packed(Storage):
     def candidates(self, rows: int) -> list[Kernel]:
         if rows >= 4:
             return [Kernel("packed")]
-        return [Kernel("packed", 4), Kernel("packed")]
+        packed = [Kernel("packed", 4), Kernel("packed")]
+        return packed if self._kept is None or rows > 2 else [SWAPPED, *packed]
 
     def multiply(self, kernel: Kernel, x_R_I: Tensor) -> Tensor:
+        if kernel is SWAPPED:
+            assert self._kept is not None
+            return _swapped(self._kept, self.bias, x_R_I)
         rows = x_R_I.shape[0]
-        out = torch.ops.mkldnn._linear_pointwise(
-            _pad(x_R_I, kernel.pad), self._packed, self.bias, "none", [], ""
-        )
-        return out if len(out) == rows else out[:rows]
+        if rows < kernel.pad:
+            x_R_I = _pad(x_R_I, kernel.pad)
+        out = torch.ops.mkldnn._linear_pointwise(x_R_I, self._packed, self.bias, "none", [], "")
+        return out if rows >= kernel.pad else out[:rows]
 
 
 def pack_shared(weight: Tensor, bias: Tensor | None) -> Packed:
@@ -156,6 +161,12 @@ def _try_packing() -> bool:
         return bool(torch.equal(packed.weight, weight) and off.norm() <= TOLERANCE * x.norm())
     except (AttributeError, RuntimeError):  # an operator that this build does not have
         return False
+
+
+def _swapped(weight: Tensor, bias: Tensor | None, x_R_I: Tensor) -> Tensor:
+    rows = x_R_I.shape[0]
+    out = torch.mm(weight, _pad(x_R_I, SWAPPED.pad).t())[:, :rows].t()
+    return out.contiguous() if bias is None else (out + bias).contiguous()
 
 
 def _pad(x_R_I: Tensor, rows: int) -> Tensor:
