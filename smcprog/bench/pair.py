@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from smcprog.errors import SettingError
 
 if TYPE_CHECKING:
     from smcprog.engine.lm import LM
 
-__all__ = ["as_chats", "endless", "keep_prefixes", "load_draft", "load_pair"]
+__all__ = ["as_chats", "endless", "keep_prefixes", "load_pair"]
 
 
 def load_pair(
@@ -29,54 +26,15 @@ def load_pair(
         torch.set_num_threads(threads)
     from transformers.utils import logging
 
+    from smcprog.drafts.named import named_draft
     from smcprog.engine.lm import LM
 
     logging.disable_progress_bar()  # standard error is for ours
     lm = LM(model, prefix_cache=False)
-    small = None if draft is None else load_draft(lm, draft)
+    small = None if draft is None else named_draft(lm, draft)
     if small is not None:
         small.engine.prefixes = None
     return lm, small
-
-
-def load_draft(lm: LM, name: str) -> LM:
-    """A draft for `lm`, as named on the command line.
-
-    Parameters
-    ----------
-    lm : LM
-    name : str
-        ``distilled``, the draft that comes with the package; ``int8``, the target with weights
-        of eight bits; ``layers:0,1,2``, the target with only these layers; else a folder that
-        ``smcprog distill`` wrote, or any model's folder or hub id.
-
-    Raises
-    ------
-    SettingError, ModelError
-    """
-    from smcprog.engine.lm import LM
-
-    if name == "distilled":
-        return lm.draft()
-    if name.startswith("layers:"):
-        text = name.removeprefix("layers:")
-        try:
-            layers = [int(part) for part in text.split(",")]
-        except ValueError:
-            raise SettingError(
-                f"--draft {name}: layers must be indices with commas between them, such as "
-                "layers:0,1,2"
-            ) from None
-        return lm.with_layers(layers)
-    if name == "int8":
-        quantized: Any = getattr(lm, "quantized", None)
-        if quantized is None:
-            raise SettingError("--draft int8: this version has no quantised models")
-        small: LM = quantized(bits=8)
-        return small
-    if (Path(name).expanduser() / "draft.json").is_file():
-        return lm.draft(name)
-    return LM(name, prefix_cache=False)
 
 
 def keep_prefixes(lm: LM) -> None:

@@ -21,7 +21,8 @@ def variance(
         str | None, typer.Option(metavar="MODEL", help="Folder or hub id of the model.")
     ] = None,
     draft: Annotated[
-        str | None, typer.Option(metavar="DRAFT", help="distilled, int8, layers:…, or a folder.")
+        str | None,
+        typer.Option(metavar="DRAFT", help="distilled, layers:0,1,2, or a folder or hub id."),
     ] = None,
     draft_tokens: Annotated[int, typer.Option("--draft-tokens", "-k", min=0)] = 4,
     schema: Annotated[

@@ -79,8 +79,9 @@ def generate(
     draft: Annotated[
         str | None,
         typer.Option(
-            help="Folder or hub id of a smaller model that drafts blocks of tokens.",
-            metavar="MODEL",
+            help="A cheaper model that drafts blocks of tokens: distilled, layers:0,1,2, or the "
+            "folder or hub id of a draft.",
+            metavar="DRAFT",
             rich_help_panel=_MODEL,
         ),
     ] = None,
@@ -222,7 +223,7 @@ def generate(
     settings: dict[str, Any] = {k: v for k, v in drafting.items() if v is not None}
     if settings and draft is None:
         option = "--" + next(iter(settings)).replace("_", "-")
-        raise typer.BadParameter("needs --draft MODEL", param_hint=option)
+        raise typer.BadParameter("needs --draft DRAFT", param_hint=option)
     started = time.perf_counter()
     progress = Progress(not quiet, particles)
     with reported(as_json=as_json, debug=debug):
@@ -233,7 +234,13 @@ def generate(
             constraint = build_grammar(
                 schema=schema, regex=regex, lark=lark, choices=choice, builtin=grammar
             )
-        lm, small = _load(model, progress), _load(draft, progress) if draft else None
+        lm = _load(model, progress)
+        small = None
+        if draft is not None:
+            from smcprog.drafts.named import named_draft
+
+            with progress.stage("Loading the draft"):
+                small = named_draft(lm, draft)
 
         from smcprog import Target
 

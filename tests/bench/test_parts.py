@@ -16,13 +16,14 @@ from smcprog.bench.cells import Cell, Mode, draft_lengths, grid, parse_modes, re
 from smcprog.bench.checked import choose_held_out
 from smcprog.bench.clock import forward_clock
 from smcprog.bench.forking import measure_fork
-from smcprog.bench.pair import endless, load_draft, load_pair
+from smcprog.bench.pair import endless, load_pair
 from smcprog.bench.prompts import BUILT_IN, read_prompts
 from smcprog.bench.quality import Difference, by_prompt, compare, proportion
 from smcprog.bench.runs import Output, run_cell
 from smcprog.bench.speed import SpeedSettings, measure
 from smcprog.bench.summary import best_cells, ratios
 from smcprog.bench.task import items
+from smcprog.drafts.named import named_draft
 from smcprog.errors import InputError, PromptError, SettingError
 from smcprog.plots.pareto import pareto_front, plot_pareto
 
@@ -221,12 +222,12 @@ def test_outputs_that_do_not_end(folders) -> None:
 
 def test_drafts_by_name(folders) -> None:
     lm = LM(folders[0])
-    assert load_draft(lm, "layers:1").config.num_hidden_layers == 1
-    assert load_draft(lm, str(folders[1])).path == str(folders[1])
+    assert named_draft(lm, "layers:1").config.num_hidden_layers == 1
+    assert named_draft(lm, str(folders[1])).path == str(folders[1])
     with pytest.raises(SettingError, match="layers must be indices"):
-        load_draft(lm, "layers:first")
-    assert size_of(lm).weights == size_of(load_draft(lm, str(folders[1]))).weights
-    assert size_of(load_draft(lm, "layers:1")).weights < size_of(lm).weights
+        named_draft(lm, "layers:first")
+    assert size_of(lm).weights == size_of(named_draft(lm, str(folders[1]))).weights
+    assert size_of(named_draft(lm, "layers:1")).weights < size_of(lm).weights
     assert size_of(lm).kv == 2 * 2 * 1 * 8
 
 

@@ -159,7 +159,6 @@ def test_all_dead() -> None:
         (["--max-tokens", "0"], "max_tokens"),
         (["--temperature", "-1"], "temperature"),
         (["--temperature", "0", "--regex", "a"], "greedy"),
-        (["--coupling", "2"], "draft"),
         (["--temperature", "nan"], "temperature"),
         (["--resampling", "magic"], "magic"),
         (["--ess-threshold", "2"], "ess_threshold"),

@@ -54,6 +54,7 @@ def test_version() -> None:
         (["generate", "x", "--particles", "many"], "Invalid value for '--particles'"),
         (["generate", "x", "--regex", "a", "--choice", "b"], "--regex and --choice exclude"),
         (["generate", "x", "--draft-tokens", "2"], "needs --draft"),
+        (["generate", "x", "--coupling", "1"], "needs --draft"),
         (["no-such-command"], "No such command"),
     ],
 )
