@@ -1,18 +1,19 @@
-"""Draft decoding: a cheap model writes blocks, the target weighs each in one pass.
+"""Draft decoding: a cheap model writes blocks, the target scores each in one pass.
 
-Shows: `draft=` with `draft_tokens=K`. Each round drafts K tokens, scores all of them with
-one pass of the target, and adds one token of the target's own; nothing is rejected, the
-weights correct for the draft instead. A draft is normally a much smaller model with the
-same vocabulary. Here the default model drafts for itself, which saves no time but shows
-the two ends: a perfect draft, and the same draft spoilt by a higher temperature.
+Shows: `draft=` with `draft_tokens=K` under three couplings. The default model comes with a
+small draft, a student of six of its layers. Each round drafts K tokens for every particle,
+scores them with one pass of the target, and adds one token of the target's own. With
+`coupling=1` drafted tokens are kept or redrawn so that nothing is lost; with infinity all are
+kept, and weights correct for the draft; in between, some of both.
 
-Expect: one token, then five a round. At the target's own temperature the draft is perfect: all
-weights stay equal (ESS = N) and the log evidence is 0. Drafted hotter, the weights
-spread, the population is resampled, and the log evidence moves around its true value,
-which is still 0: the probabilities of a language model alone add up to 1.
+Expect: more tokens a round as the coupling grows, and more uneven weights (a lower ESS). The log
+evidence is exactly 0 without loss, and else moves around 0, its true value: the
+probabilities of a language model alone add up to 1.
 """
 
 from __future__ import annotations
+
+import math
 
 from smcprog import LM, Target
 
@@ -21,25 +22,23 @@ PROMPT = "The three primary colours are"
 
 def main() -> None:
     lm = LM()
+    draft = lm.draft()
     target = Target(lm, temperature=0.8)
-    for temperature in (0.8, 1.0):
+    for coupling in (1, 2, math.inf):
         post = target.sample(
             PROMPT,
             particles=16,
-            draft=lm,
-            draft_tokens=4,
-            draft_temperature=temperature,
+            draft=draft,
+            draft_tokens=3,
+            coupling=coupling,
             max_tokens=31,
             seed=0,
         )
         tokens = max(len(particle.tokens) for particle in post)
         lowest = min(info.ess for info in post.rounds)
-        resampled = sum(info.resampled for info in post.rounds)
-        print(f"draft temperature {temperature}: {tokens} tokens in {len(post.rounds)} rounds")
-        print(f"    lowest ESS {lowest:.1f} of {len(post)}, {resampled} resamplings")
-        print(
-            f"    log evidence {post.log_evidence:.2f}, standard error {post.log_evidence_se:.2f}"
-        )
+        print(f"coupling {coupling}: {tokens} tokens in {len(post.rounds)} rounds")
+        print(f"    lowest ESS {lowest:.1f} of {len(post)}")
+        print(f"    log evidence {post.log_evidence:.2f}")
         print(f"    {post.text!r}")
 
 

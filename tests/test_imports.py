@@ -17,10 +17,11 @@ MAY_IMPORT = {
     "attention": LEAVES,
     "models": LEAVES,
     "engine": LEAVES | {"attention", "models"},
+    "drafts": LEAVES | {"engine", "models"},
     "grammars": LEAVES | {"engine"},
     "potentials": LEAVES | {"engine", "grammars"},
     "plots": LEAVES | {"smc"},
-    "smc": LEAVES | {"engine", "potentials", "plots"},
+    "smc": LEAVES | {"drafts", "engine", "potentials", "plots"},
     "testing": LEAVES | {"engine", "potentials"},
 }
 

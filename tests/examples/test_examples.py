@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import math
 import os
 import re
 import runpy
@@ -148,16 +147,12 @@ def test_reward(default_model: Path, tmp_path: Path) -> None:
 
 def test_draft(default_model: Path, tmp_path: Path) -> None:
     printed = output_of(NAMES[4], default_model, tmp_path)
-    assert re.findall(r"(\d+) tokens in (\d+) rounds", printed) == [("31", "7")] * 2
-    (good_ess, good_resampled), (hot_ess, _) = re.findall(
-        rf"lowest ESS {NUMBER} of 16, (\d+) resamplings", printed
-    )
-    assert (float(good_ess), good_resampled) == (16, "0")
-    assert float(hot_ess) < 16
-    (good, good_se), (hot, hot_se) = re.findall(
-        rf"log evidence {NUMBER}, standard error ({NUMBER[1:-1]}|nan)", printed
-    )
-    assert abs(float(good)) < 0.01 and float(good_se) < 0.01
-    # A standard error of well under 1 is meaningful; the bound also holds for a larger one.
-    spread = 1.0 if math.isnan(float(hot_se)) else max(float(hot_se), 0.5)
-    assert abs(float(hot)) < 4 * spread
+    rounds = [int(n) for n in re.findall(r"coupling \S+: \d+ tokens in (\d+) rounds", printed)]
+    ess = [float(x) for x in re.findall(rf"lowest ESS {NUMBER} of 16", printed)]
+    evidence = [float(x) for x in re.findall(rf"log evidence {NUMBER}", printed)]
+    assert len(rounds) == len(ess) == len(evidence) == 3
+    assert rounds[2] == 9 and rounds[2] <= rounds[1] <= rounds[0] + 2
+    assert ess[0] == 16 and evidence[0] == 0  # nothing is weighed without loss
+    assert ess[2] < ess[0]
+    # The evidence of a bare model is 1; log Ẑ of a poor draft lies low, but not beyond all bounds.
+    assert abs(evidence[1]) < 6 and abs(evidence[2]) < 15

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).resolve().parents[2]
-SHIPPED = (".py", ".lark", ".typed")
+SHIPPED = (".py", ".lark", ".typed", ".json", ".safetensors", "NOTICE")
 
 IMPORT_ALL = """
 import importlib, importlib.util, os, pkgutil, smcprog
