@@ -7,8 +7,9 @@ scores them with one pass of the target, and adds one token of the target's own.
 kept, and weights correct for the draft; in between, some of both.
 
 Expect: more tokens a round as the coupling grows, and more uneven weights (a lower ESS). The log
-evidence is exactly 0 without loss, and else moves around 0, its true value: the
-probabilities of a language model alone add up to 1.
+evidence, whose true value is 0 (the probabilities of a language model alone add up to 1), is
+exactly 0 without loss, near 0 with coupling 2, and far too low at infinity: a draft as small as
+this one is too far from the target for every drafted token to be kept, and a low ESS says so.
 """
 
 from __future__ import annotations
