@@ -337,8 +337,9 @@ def _check_lookahead(
                 )
     # Some of the tokens come, then others: what was looked at must not show.
     letters = [v for v in range(walker.size) if v not in walker.eos]
-    kept = [w[: int(rng.integers(0, len(w) + 1))] for w in rows]
-    came = [(*w, int(rng.choice(letters))) for w in kept]
+    # What follows the first other token is no continuation of theirs, even where it is alike.
+    at = [int(rng.integers(0, len(w) + 1)) for w in rows]
+    came = [(*w[:k], int(rng.choice(letters)), *w[k + 1 :]) for w, k in zip(rows, at, strict=True)]
     state, values = walker.advance(state, came, [False] * len(came))
     again = [(int(rng.choice(letters)),) for _ in came]
     state, later = walker.advance(state, again, [False] * len(came))
