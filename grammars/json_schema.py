@@ -22,7 +22,7 @@ from smcprog.grammars.schema_errors import explain_error
 from smcprog.grammars.schema_rewrite import refuse_unenforced, rewrite_schema
 from smcprog.grammars.schema_validity import check_is_json, validator_of
 from smcprog.grammars.schema_walk import SchemaWalk
-from smcprog.grammars.text import GrammarText, TextCheck
+from smcprog.grammars.text import FinalCheck, GrammarText
 
 __all__ = ["KEY_ORDERS", "WHITESPACE", "schema_grammar", "schema_text"]
 
@@ -61,14 +61,14 @@ def schema_grammar(
         raise GrammarError(f"key_order must be 'declared' or 'any', got {key_order!r}")
     any_order = key_order == "any"
     text, walk = schema_text(schema, whitespace, any_order=any_order)
-    checks = [TextCheck("object keys are spelled without needless \\u escapes", plain_keys)]
+    checks = [FinalCheck("object keys are spelled without needless \\u escapes", plain_keys)]
     least = [] if walk is None else walk.find("minProperties")
     if any_order or any(walk.reached[path]["minProperties"] > 1 for path in least if walk):
-        checks.append(TextCheck("no object repeats a key", distinct_keys))
+        checks.append(FinalCheck("no object repeats a key", distinct_keys))
     if any_order and isinstance(schema, dict):
         validator, _ = validator_of(schema)
         valid = functools.partial(is_valid, validator(copy.deepcopy(schema)))
-        checks.append(TextCheck("required keys are present", valid))
+        checks.append(FinalCheck("required keys are present", valid))
     order = "keys in any order" if any_order else "keys in declared order, others after them"
     return GrammarText(
         name=name,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from smcprog.errors import GrammarError
 
-__all__ = ["GrammarText", "TextCheck", "require_unicode"]
+__all__ = ["Check", "CheckState", "FinalCheck", "GrammarText", "require_unicode"]
 
 
 def require_unicode(what: str, text: str) -> None:
@@ -21,9 +22,46 @@ def require_unicode(what: str, text: str) -> None:
         ) from None
 
 
+class CheckState(ABC):
+    """What a check knows of one text so far. Immutable, since particles share it."""
+
+    @abstractmethod
+    def feed(self, data: bytes) -> CheckState | None:
+        """State after more bytes, at least one; a character may be split between calls.
+
+        Returns
+        -------
+        CheckState or None
+            None only if no continuation of the text is in the language. It may come late: a
+            state that never sees a dead end before the text is finished is exact, too.
+        """
+
+    @abstractmethod
+    def complete(self) -> bool:
+        """Whether the text so far, as a finished text, passes the check."""
+
+
+class Check(ABC):
+    """The part of a language that the mask does not cover, checked on the text itself.
+
+    The mask has gone before: a check sees only texts, and prefixes of texts, of the mask's
+    language.
+    """
+
+    description: str
+    """What it checks, in words, for reports."""
+
+    when: str = "on the finished text"
+    """When it can end a particle, in words."""
+
+    @abstractmethod
+    def begin(self) -> CheckState:
+        """State of the empty text."""
+
+
 @dataclasses.dataclass(frozen=True)
-class TextCheck:
-    """Something the mask does not cover, checked on the finished text.
+class FinalCheck(Check):
+    """A check that only looks at the finished text.
 
     Attributes
     ----------
@@ -34,6 +72,21 @@ class TextCheck:
 
     description: str
     holds: Callable[[bytes], bool]
+
+    def begin(self) -> CheckState:
+        return _TextSoFar(self.holds, b"")
+
+
+@dataclasses.dataclass(frozen=True)
+class _TextSoFar(CheckState):
+    holds: Callable[[bytes], bool]
+    text: bytes
+
+    def feed(self, data: bytes) -> CheckState:
+        return _TextSoFar(self.holds, self.text + data)
+
+    def complete(self) -> bool:
+        return self.holds(self.text)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,8 +101,8 @@ class GrammarText:
         Grammar in the mask engine's variant of Lark, without its options line.
     covers : str
         What the mask covers, in words.
-    checks : tuple of TextCheck
-        Empty where the mask is the whole constraint.
+    checks : tuple of Check
+        Empty where the mask is the whole constraint; else the mask is a superset.
     explain_error : callable
         From an error message of the engine to one about the user's source.
     """
@@ -57,7 +110,7 @@ class GrammarText:
     name: str
     lark: str
     covers: str
-    checks: tuple[TextCheck, ...] = ()
+    checks: tuple[Check, ...] = ()
     explain_error: Callable[[str], str] = lambda message: message
 
     def __repr__(self) -> str:

@@ -26,7 +26,7 @@ from smcprog.grammars.json_schema import schema_grammar
 from smcprog.grammars.lark import lark_grammar
 from smcprog.grammars.python_types import is_type, type_schema
 from smcprog.grammars.simple import choice_grammar, regex_grammar
-from smcprog.grammars.text import GrammarText
+from smcprog.grammars.text import CheckState, GrammarText
 from smcprog.potentials.base import Potential, Request
 
 __all__ = ["Grammar"]
@@ -154,16 +154,19 @@ class Grammar(Potential):
         matcher = self._bytes.deep_copy()
         consumed = matcher.try_consume_tokens(list(data))
         self._check_running(matcher)
-        return consumed == len(data) and matcher.is_accepting() and self._checks_hold(data)
+        if consumed < len(data) or not matcher.is_accepting():
+            return False
+        checks = _feed(self._begin_checks(), data)
+        return checks is not None and all(check.complete() for check in checks)
 
     def explain(self) -> str:
-        """What the token mask covers, and what is checked on the finished text."""
-        checked = [check.description for check in self._text.checks] or ["nothing else"]
-        return "\n".join(
+        """What the token mask covers, and what is checked besides."""
+        checks = [f"checked {c.when}: {c.description}" for c in self._text.checks]
+        return "\n  ".join(
             [
                 self.name,
-                f"  masked, token by token: {self._text.covers}",
-                *(f"  checked on the finished text: {c}" for c in checked),
+                f"masked, token by token: {self._text.covers}",
+                *(checks or ["checked besides: nothing"]),
             ]
         )
 
@@ -243,7 +246,7 @@ class Grammar(Potential):
         if compiled is None:
             matcher = compile_text(self._text.lark, vocab.ll_tokenizer)
             self._check_compiled(matcher)
-            compiled = _Compiled(vocab, matcher)
+            compiled = _Compiled(vocab, matcher, self._begin_checks())
             self._compiled[id(vocab)] = compiled
             while len(self._compiled) > MAX_VOCABULARIES:
                 self._compiled.popitem(last=False)
@@ -262,18 +265,21 @@ class Grammar(Potential):
         self._check_running(matcher)
         if consumed < len(new):
             return None
-        text = node.text
-        if self._text.checks:
-            text += b"".join(known.bytes_V[t] for t in new)
-        return _Node(matcher, text)
+        checks = node.checks
+        if checks:
+            after = _feed(checks, b"".join(known.bytes_V[t] for t in new))
+            if after is None:
+                return None
+            checks = after
+        return _Node(matcher, checks)
 
     def _is_complete(self, node: _Node) -> bool:
         accepting = node.matcher.is_accepting()
         self._check_running(node.matcher)
-        return accepting and self._checks_hold(node.text)
+        return accepting and all(check.complete() for check in node.checks)
 
-    def _checks_hold(self, text: bytes) -> bool:
-        return all(check.holds(text) for check in self._text.checks)
+    def _begin_checks(self) -> tuple[CheckState, ...]:
+        return tuple(check.begin() for check in self._text.checks)
 
     def _fill(self, known: _Tokens, nodes: list[_Node]) -> None:
         width = known.eos_W.shape[0]
@@ -305,6 +311,19 @@ class Grammar(Potential):
             raise PotentialError(
                 f"{self.name}: the mask engine gave up: {reason[:300]}", potential=self.name
             )
+
+
+def _feed(checks: tuple[CheckState, ...], data: bytes) -> tuple[CheckState, ...] | None:
+    """The checks after more text; None where one of them sees a dead end."""
+    if not data:
+        return checks
+    fed = []
+    for check in checks:
+        after = check.feed(data)
+        if after is None:
+            return None
+        fed.append(after)
+    return tuple(fed)
 
 
 class _Tokens:
@@ -352,12 +371,14 @@ class _Compiled:
         The start; never changed in place, since this object holds it too.
     """
 
-    def __init__(self, vocab: Vocabulary, matcher: LLMatcher) -> None:
+    def __init__(
+        self, vocab: Vocabulary, matcher: LLMatcher, checks: tuple[CheckState, ...]
+    ) -> None:
         self.vocab = vocab  # as long as it lives, its id is not given to another
         if vocab not in _tokens_of:
             _tokens_of[vocab] = _Tokens(vocab)
         self.tokens = _tokens_of[vocab]
-        self.root = _Node(matcher, b"")
+        self.root = _Node(matcher, checks)
         self.root.holders = 1
 
 
@@ -375,11 +396,11 @@ class _Node:
     advanced in place; otherwise its matcher is copied first.
     """
 
-    __slots__ = ("holders", "mask_W", "matcher", "text")
+    __slots__ = ("checks", "holders", "mask_W", "matcher")
 
-    def __init__(self, matcher: LLMatcher, text: bytes) -> None:
+    def __init__(self, matcher: LLMatcher, checks: tuple[CheckState, ...]) -> None:
         self.matcher = matcher
-        self.text = text
+        self.checks = checks  # what each of the grammar's checks knows of the text
         self.holders = 0
         self.mask_W: Tensor | None = None
 

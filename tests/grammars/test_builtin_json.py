@@ -101,6 +101,6 @@ def test_registry():
 
 def test_explain_and_names(grammar):
     assert grammar.name == "Grammar(json)"
-    assert "nothing else" in grammar.explain()
+    assert "checked besides: nothing" in grammar.explain()
     assert grammar.lark_text.startswith('%llguidance {"no_forcing": true}\n')
     assert grammar.source is json
