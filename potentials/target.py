@@ -248,6 +248,15 @@ class Target(Potential):
         logp_N_V = self._next_logp(state)
         return logp_N_V if self.power == 1 else self.power * logp_N_V
 
+    def hidden(self, state: TargetState) -> tuple[Tensor, NDArray[np.int64]]:
+        """Last hidden state of the last token that was run, [N, D]; and how many came since, [N].
+
+        Raises ValueError unless the engine keeps hidden states.
+        """
+        if state.ahead is not None:
+            self._drop_ahead(state)
+        return state.sequences.last_hidden, state.sequences.pending
+
     def token_logprobs(self, state: TargetState) -> Tensor | None:
         """Local log p of the tokens last advanced (temperature and truncation in, α out)."""
         return state.token_logp_N_T

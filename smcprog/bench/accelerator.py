@@ -19,6 +19,7 @@ from smcprog.errors import SettingError
 from smcprog.validate import real
 
 if TYPE_CHECKING:
+    from smcprog.drafts.fed import FedDraft
     from smcprog.engine.lm import LM
 
 __all__ = ["ACCELERATORS", "Accelerator", "Size", "parse_accelerator", "predict", "size_of"]
@@ -108,10 +109,15 @@ def parse_accelerator(text: str) -> Accelerator:
     return Accelerator("described", dtype=dtype, **numbers)
 
 
-def size_of(lm: LM) -> Size:
+def size_of(lm: LM | FedDraft) -> Size:
     """Sizes of a loaded model, counted from its configuration."""
     import torch
     from transformers import AutoModelForCausalLM
+
+    from smcprog.drafts.fed import FedDraft
+
+    if isinstance(lm, FedDraft):
+        return Size(float(lm.weights), 0.0)
 
     text = lm.config.get_text_config()
     with torch.device("meta"):

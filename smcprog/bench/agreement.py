@@ -15,13 +15,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from smcprog.drafts.fed import FedDraft
 from smcprog.potentials.local import LocalDistribution
 from smcprog.smc.factors import fit_width
 
@@ -90,6 +91,31 @@ def local_logp(
         return fit_width(LocalDistribution(temperature).log_probs(logits_T_V), size)
 
 
+def fed_logp(
+    draft: FedDraft, prompt: Sequence[int], tokens: Sequence[int], temperature: float, size: int
+) -> Tensor:
+    """Log-probabilities of a `FedDraft` at every position of one output, [T, V].
+
+    At each position it is fed with the hidden state of the last token but one, as for the first
+    token of a block. The first position, which no draft predicts, has those of the target.
+    """
+    lm, width = draft.fed_by, draft.tokens
+    first_1_V = local_logp(lm, prompt, tokens[:1], temperature, size)
+    if len(tokens) == 1:
+        return first_1_V
+    with lm.sequences(prompt, 1) as rows, torch.inference_mode():
+        rows.score(torch.tensor([list(tokens[:-1])]))
+        states_T_D = rows.scored_hidden[0, : len(tokens) - 1]
+        ids = [0] * width + [*prompt, *tokens]
+        ends = range(width + len(prompt) + 1, len(ids))
+        recent_T_C = torch.tensor([ids[end - width : end] for end in ends]).to(lm.device)
+        logits_T_V = draft.logits(draft.step(states_T_D, recent_T_C))
+        if lm.vocab.known_V is not None:
+            logits_T_V = logits_T_V.masked_fill(~lm.vocab.known_V.to(lm.device), -math.inf)
+        logp_T_V = fit_width(LocalDistribution(temperature).log_probs(logits_T_V), size)
+        return torch.cat([first_1_V, logp_T_V])
+
+
 def output_logps(
     lm: LM, prompt: Sequence[int], outputs: Sequence[Sequence[int]], temperature: float
 ) -> list[float]:
@@ -112,7 +138,7 @@ def output_logps(
 
 def measure_agreement(
     lm: LM,
-    draft: LM,
+    draft: LM | FedDraft,
     outputs: Sequence[tuple[Sequence[int], Sequence[int]]],
     temperature: float,
     couplings: Sequence[float],
@@ -121,7 +147,8 @@ def measure_agreement(
 
     Parameters
     ----------
-    lm, draft : LM
+    lm : LM
+    draft : LM or FedDraft
     outputs : list of (prompt tokens, output tokens)
         Drawn from the target.
     temperature : float
@@ -133,7 +160,8 @@ def measure_agreement(
     log_chi2: dict[float, list[Tensor]] = {c: [] for c in couplings}
     for prompt, tokens in outputs:
         log_p_T_V = local_logp(lm, prompt, tokens, temperature, lm.vocab.size)
-        log_q_T_V = local_logp(draft, prompt, tokens, temperature, lm.vocab.size)
+        logp_of: Any = fed_logp if isinstance(draft, FedDraft) else local_logp
+        log_q_T_V = logp_of(draft, prompt, tokens, temperature, lm.vocab.size)
         for coupling in couplings:
             parts = [
                 coupled_figures(p, q, coupling)

@@ -16,6 +16,7 @@ from smcprog.bench.clock import ForwardClock
 from smcprog.bench.forwards import Forward, ForwardTimer, fit_forwards
 from smcprog.bench.roofline import Core, Roofline, Work, fit_core, played
 from smcprog.bench.runs import run_cell
+from smcprog.drafts.fed import FedDraft
 
 if TYPE_CHECKING:
     from smcprog.engine.lm import LM
@@ -60,7 +61,7 @@ class Calibration:
     def __init__(
         self,
         lm: LM,
-        draft: LM | None,
+        draft: LM | FedDraft | None,
         clock: ForwardClock,
         prompt: Any,
         modes: Sequence[Mode],
@@ -129,7 +130,8 @@ class Calibration:
         """Fitted to all passes so far."""
         models = [fit_forwards(timed) for timed in self.timed()]
         cores = {kind: _core(works) for kind, works in self._works.items()}
-        return Roofline(models[0], models[1] if len(models) > 1 else None, cores)
+        fed = isinstance(self._draft, FedDraft)
+        return Roofline(models[0], models[1] if len(models) > 1 else None, cores, carries=not fed)
 
 
 def _core(rounds: Sequence[tuple[Work, float, float]]) -> Core:

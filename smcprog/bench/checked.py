@@ -23,6 +23,7 @@ from smcprog.potentials import Target
 
 if TYPE_CHECKING:
     from smcprog.bench.cells import Mode
+    from smcprog.drafts.fed import FedDraft
     from smcprog.engine.lm import LM
 
 __all__ = ["RooflineSettings", "agreements", "choose_held_out", "describe_model", "measure"]
@@ -62,7 +63,7 @@ class RooflineSettings:
 
 def measure(
     lm: LM,
-    draft: LM | None,
+    draft: LM | FedDraft | None,
     prompts: Sequence[Any],
     settings: RooflineSettings,
     tell: Tell | None = None,
@@ -157,7 +158,7 @@ def measure(
 
 def agreements(
     lm: LM,
-    draft: LM,
+    draft: LM | FedDraft,
     prompts: Sequence[Any],
     temperature: float,
     couplings: Sequence[float],
@@ -241,7 +242,7 @@ def _predict(
 def _time(
     cell: Cell,
     lm: LM,
-    draft: LM | None,
+    draft: LM | FedDraft | None,
     clock: ForwardClock,
     prompts: Sequence[Any],
     s: RooflineSettings,

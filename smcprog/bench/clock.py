@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from smcprog.drafts.fed import FedDraft
+
 if TYPE_CHECKING:
     from smcprog.engine.lm import LM
 
@@ -50,32 +52,61 @@ class ForwardClock:
 
 
 @contextlib.contextmanager
-def forward_clock(*models: LM | None) -> Iterator[ForwardClock]:
-    """While this lasts, forwards of the models' engines are noted.
+def forward_clock(*models: LM | FedDraft | None) -> Iterator[ForwardClock]:
+    """While this lasts, forwards of the models' engines, and steps of a `FedDraft`, are noted.
 
     Only forwards that a call does by itself; those of a scheduler are shared by requests.
     """
     clock = ForwardClock()
-    engines = [lm.engine for lm in dict.fromkeys(models) if lm is not None]
-    try:
-        for model, engine in enumerate(engines):
-            _watch(engine, clock, model)
+    with contextlib.ExitStack() as stack:
+        for model, lm in enumerate(m for m in dict.fromkeys(models) if m is not None):
+            if isinstance(lm, FedDraft):
+                _watch_steps(lm, clock, model)
+                stack.callback(delattr, lm, "step")
+                stack.callback(delattr, lm, "logits")
+            else:
+                _watch(lm.engine, clock, model)
+                stack.callback(delattr, lm.engine, "extend_alone")
         yield clock
-    finally:
-        for engine in engines:
-            del engine.extend_alone
+
+
+def _watch_steps(draft: Any, clock: ForwardClock, model: int) -> None:
+    """A step and its logits are one forward of one column."""
+    plain_step, plain_logits = draft.step, draft.logits
+    spent = [0.0]  # by steps, since logits were last asked for
+
+    def step(*arguments: Any) -> Any:
+        begun = time.perf_counter()
+        result = plain_step(*arguments)
+        _wait(draft.device)
+        spent[0] += time.perf_counter() - begun
+        return result
+
+    def logits(state_M_D: Any) -> Any:
+        begun = time.perf_counter()
+        result = plain_logits(state_M_D)
+        _wait(draft.device)
+        seconds = time.perf_counter() - begun + spent[0]
+        spent[0] = 0.0
+        clock.ran.append(Ran(model, len(state_M_D), 1, 0.0, seconds))
+        return result
+
+    draft.step, draft.logits = step, logits
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _watch(engine: Any, clock: ForwardClock, model: int) -> None:
     """Put a timed `extend_alone` before the class's own."""
     plain = engine.extend_alone
-    cuda = engine.device.type == "cuda"
 
     def timed(tables: Any, stored_M: Any, tokens_M_T: Any, *rest: Any) -> Any:
         begun = time.perf_counter()
         result = plain(tables, stored_M, tokens_M_T, *rest)
-        if cuda:
-            torch.cuda.synchronize(engine.device)
+        _wait(engine.device)
         seconds = time.perf_counter() - begun
         rows, columns = tokens_M_T.shape
         clock.ran.append(Ran(model, rows, columns, float(stored_M.mean()), seconds))

@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from smcprog.drafts.fed import FedDraft
+
 if TYPE_CHECKING:
     from smcprog.engine.lm import LM
 
@@ -99,12 +101,13 @@ class ForwardTimer:
 
     Parameters
     ----------
-    lm : LM
+    lm : LM or FedDraft
+        The latter knows no context, and one column only.
     shapes : list of (rows, columns, context)
         The context is a prompt that the rows share, as in a population.
     """
 
-    def __init__(self, lm: LM, shapes: Sequence[tuple[int, int, int]]) -> None:
+    def __init__(self, lm: LM | FedDraft, shapes: Sequence[tuple[int, int, int]]) -> None:
         self._lm = lm
         self._times: dict[tuple[int, int, int], list[float]] = {shape: [] for shape in shapes}
         self._generator = torch.Generator().manual_seed(0)
@@ -113,6 +116,13 @@ class ForwardTimer:
     def step(self) -> None:
         """Each shape once (twice in the first pass, for warming up)."""
         lm = self._lm
+        if isinstance(lm, FedDraft):
+            for (rows, _, _), times in self._times.items():
+                if not self._warm:
+                    lm.time_step(rows)
+                times.append(lm.time_step(rows))
+            self._warm = True
+            return
         for context in sorted({c for _, _, c in self._times}):
             prompt = self._random(1, context)[0].tolist()
             with lm.sequences(prompt, 1) as base:

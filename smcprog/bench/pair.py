@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from smcprog.drafts.fed import FedDraft
     from smcprog.engine.lm import LM
 
 __all__ = ["as_chats", "endless", "keep_prefixes", "load_pair"]
@@ -14,7 +15,7 @@ __all__ = ["as_chats", "endless", "keep_prefixes", "load_pair"]
 
 def load_pair(
     model: str | None, draft: str | None, threads: int | None = None
-) -> tuple[LM, LM | None]:
+) -> tuple[LM, LM | FedDraft | None]:
     """The target and its draft, both without a prefix cache.
 
     A benchmark runs the same prompts again and again, and what it is compared with runs each
@@ -32,7 +33,7 @@ def load_pair(
     logging.disable_progress_bar()  # standard error is for ours
     lm = LM(model, prefix_cache=False)
     small = None if draft is None else named_draft(lm, draft)
-    if small is not None:
+    if isinstance(small, LM):
         small.engine.prefixes = None
     return lm, small
 
@@ -48,7 +49,7 @@ def keep_prefixes(lm: LM) -> None:
 
 
 @contextlib.contextmanager
-def endless(*models: LM | None) -> Iterator[None]:
+def endless(*models: LM | FedDraft | None) -> Iterator[None]:
     """While this lasts, outputs go on to `max_tokens`: equal work for all that is compared.
 
     End-of-sequence tokens are then tokens like others. Not thread-safe.

@@ -71,11 +71,14 @@ class Roofline:
     draft : ForwardModel or None
     cores : mapping of str to Core
         By `Mode.kind`.
+    carries : bool
+        Whether the draft runs over tokens that it did not draft.
     """
 
     target: ForwardModel
     draft: ForwardModel | None
     cores: Mapping[str, Core]
+    carries: bool = True
 
     def forwards(self, work: Work, paths: int = 1) -> float:
         """Seconds of a round's forwards: what the machine allows."""
@@ -84,7 +87,7 @@ class Roofline:
         rows, k = work.rows * (paths if work.draft_tokens else 1), work.draft_tokens
         total = float(self.target.seconds(rows, k + 1, work.context))
         if k and self.draft is not None:
-            widths = [1 + work.carried, *[1] * (k - 1)]
+            widths = [1 + work.carried * self.carries, *[1] * (k - 1)]
             total += sum(
                 float(self.draft.seconds(rows, width, work.context + i))
                 for i, width in enumerate(widths)

@@ -15,6 +15,7 @@ from smcprog.bench.clock import ForwardClock, Ran
 from smcprog.potentials import Target
 
 if TYPE_CHECKING:
+    from smcprog.drafts.fed import FedDraft
     from smcprog.engine.lm import LM
     from smcprog.smc.posterior import Posterior
     from smcprog.smc.settings import RoundEvent
@@ -108,7 +109,7 @@ class Run:
 def run_cell(
     cell: Cell,
     lm: LM,
-    draft: LM | None,
+    draft: LM | FedDraft | None,
     prompts: Sequence[tuple[int, Any]],
     *,
     max_tokens: int,

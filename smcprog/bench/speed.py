@@ -29,6 +29,7 @@ from smcprog.bench.roofline import Roofline, played
 from smcprog.bench.runs import Run, output_of, run_cell
 from smcprog.bench.summary import best_cells, ratios
 from smcprog.bench.task import items
+from smcprog.drafts.fed import FedDraft
 from smcprog.errors import SettingError
 from smcprog.potentials import Target
 
@@ -82,7 +83,7 @@ class SpeedSettings:
 
 def measure(
     lm: LM,
-    draft: LM | None,
+    draft: LM | FedDraft | None,
     prompts: Sequence[Any],
     settings: SpeedSettings,
     tell: Tell | None = None,
@@ -154,7 +155,7 @@ class _Bench:
     def __init__(
         self,
         lm: LM,
-        draft: LM | None,
+        draft: LM | FedDraft | None,
         prompts: list[Any],
         settings: SpeedSettings,
         clock: ForwardClock,
@@ -360,7 +361,9 @@ class _Bench:
         """Score of the returned outputs on the task, for one cell of each mode."""
         asked = items(self.s.task_items)
         for model in (self.lm, self.draft):
-            if model is not None:  # nothing is timed here, and all prompts begin alike
+            if not isinstance(
+                model, FedDraft | None
+            ):  # nothing is timed here, and all prompts begin alike
                 keep_prefixes(model)
         found = []
         chosen = [c for c in cells if not c.mode.outside]

@@ -25,9 +25,24 @@ def distill(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder for the draft and its run.")
     ] = Path("draft"),
+    design: Annotated[
+        str,
+        typer.Option(
+            help="layers (some of the target's) or recurrent (fed with its hidden state)."
+        ),
+    ] = "layers",
     layers: Annotated[
         str | None, typer.Option(help="The target's layers to start from, such as 0,1,2,11,28,29.")
     ] = None,
+    inner: Annotated[
+        int, typer.Option(help="recurrent: width of the network; 0: 8/3 of the target's.", min=0)
+    ] = 0,
+    context: Annotated[
+        int, typer.Option(help="recurrent: how many last tokens it looks at.", min=1)
+    ] = 4,
+    unroll: Annotated[
+        int, typer.Option(help="recurrent: tokens of a block it is trained to predict.", min=1)
+    ] = 2,
     minutes: Annotated[
         float | None, typer.Option(help="Stop after so many minutes of training.", min=0)
     ] = None,
@@ -59,7 +74,8 @@ def distill(
     """Train a small draft on text that TARGET itself writes, and measure it on held-out text.
 
     The draft starts as a few of the target's layers and shares its embeddings, so only the
-    layers are stored. A run that was stopped goes on with --resume.
+    layers are stored; or it is a small network that is fed with the target's last hidden state.
+    A run that was stopped goes on with --resume.
     """
     with reported(as_json=as_json, debug=debug):
         chosen = None if layers is None else _layers(layers)
@@ -70,7 +86,11 @@ def distill(
         from smcprog.drafts import distill as run
 
         settings = DistillSettings(
+            design=design,
             layers=chosen,
+            inner=inner,
+            context=context,
+            unroll=unroll,
             vocabulary=vocabulary,
             objective=objective,
             chi2=chi2,
@@ -102,10 +122,11 @@ def distill(
             typer.echo(json.dumps({"draft": str(out), "bytes": size, "held_out": report}))
             return
         typer.echo(f"draft in {out}, {size / 1e6:.1f} MB; on {figures[0].tokens} held-out tokens:")
-        typer.echo("temperature  acceptance     KL  log(1+χ²) median   mean")
+        fed = any(f.ahead for f in figures)  # then by the token of a block
+        typer.echo(f"{'token  ' * fed}temperature  acceptance     KL  log(1+χ²) median   mean")
         for f in figures:
             typer.echo(
-                f"{f.temperature:11g}  {f.acceptance:10.3f}  {f.kl:5.3f}  "
+                f"{f'{f.ahead:5d}  ' * fed}{f.temperature:11g}  {f.acceptance:10.3f}  {f.kl:5.3f}  "
                 f"{f.log_chi2_median:16.3f}  {f.log_chi2_mean:5.3f}"
             )
 

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from smcprog.drafts.fed import FedDraft
 from smcprog.drafts.load import load_draft, save_draft
 from smcprog.drafts.report import Figures, measure
 from smcprog.drafts.run import (
@@ -19,7 +22,13 @@ from smcprog.drafts.run import (
     run_text,
 )
 from smcprog.drafts.settings import DistillSettings
-from smcprog.drafts.student import build_student, check_head, head_of, plain_twin
+from smcprog.drafts.student import (
+    build_recurrent,
+    build_student,
+    check_head,
+    head_of,
+    plain_twin,
+)
 from smcprog.drafts.targets import TargetHead
 from smcprog.drafts.text import Text
 from smcprog.drafts.train import StepInfo, Trainer, deadline
@@ -101,10 +110,8 @@ def distill(
     classes = run_classes(folder, text, weight_V_D, bias_V, chosen.vocabulary)
     target_head = TargetHead(weight_V_D, bias_V, classes, bool(chosen.bfloat16))
     summaries = run_summaries(folder, text, target_head, tell)
-    assert chosen.layers is not None
     kept = (None, None) if classes is None else (classes.kept_M, classes.log_rest_V)
-    student = build_student(plain, chosen.layers, *kept)
-    student.set_attn_implementation("eager")  # for short texts on CPUs, faster to train than sdpa
+    student = _student(plain, chosen, text, *kept)
     trainer = Trainer(
         student,
         target_head,
@@ -116,19 +123,20 @@ def distill(
         chi2=chosen.chi2 if chosen.objective == "forward-kl+chi2" else 0.0,
         seed=chosen.seed,
         bfloat16=bool(chosen.bfloat16),
+        steps=chosen.unroll,
     )
     if (folder / CHECKPOINT).exists():
         trainer.restore(folder / CHECKPOINT)
     _train(trainer, folder / CHECKPOINT, minutes, checkpoint_minutes, tell)
 
-    save_draft(folder, lm.model, lm.name, student, chosen.layers, chosen.storage)
+    save_draft(folder, lm.model, lm.name, student, chosen)
     tell("Measuring", 0, 1, "")
     figures = measure_draft(lm, folder, held, plain)
     report: dict[str, Any] = {
         "trained_tokens": trainer.tokens,
         "held_out": [dataclasses.asdict(f) for f in figures],
     }
-    save_draft(folder, lm.model, lm.name, student, chosen.layers, chosen.storage, report)
+    save_draft(folder, lm.model, lm.name, student, chosen, report)
     tell("Measuring", 1, 1, "")
     return figures
 
@@ -139,7 +147,25 @@ def measure_draft(
     """`measure` a stored draft, just as it will be loaded."""
     if plain is None:
         plain = plain_twin(lm.model)
-    return measure(plain, plain_twin(load_draft(lm, folder, kv_pages=1).model), held)
+    draft = load_draft(lm, folder, kv_pages=1)
+    if isinstance(draft, FedDraft):
+        return measure(plain, draft.network, held)
+    return measure(plain, plain_twin(draft.model), held)
+
+
+def _student(
+    plain: Any,
+    chosen: DistillSettings,
+    text: Text,
+    kept_M: Tensor | None,
+    log_rest_V: Tensor | None,
+) -> Any:
+    if chosen.layers is None:
+        student = build_recurrent(plain, chosen.inner, chosen.context, kept_M, log_rest_V)
+        return student.start(text, chosen.seed)
+    student = build_student(plain, chosen.layers, kept_M, log_rest_V)
+    student.set_attn_implementation("eager")  # for short texts on CPUs, faster to train than sdpa
+    return student
 
 
 def _train(

@@ -10,15 +10,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from smcprog.drafts.fed import FedDraft
 from smcprog.drafts.files import pack, read_json, read_tensors, unpack, write_json, write_tensors
 from smcprog.drafts.layers import check_layers, keep_layers, layer_count
-from smcprog.drafts.student import build_student, stored
+from smcprog.drafts.recurrent import RecurrentDraft
+from smcprog.drafts.settings import DESIGNS
+from smcprog.drafts.student import build_recurrent, build_student, stored
 from smcprog.engine.checks import own_copy
 from smcprog.engine.lm import LM
 from smcprog.errors import ModelError, SettingError
+from smcprog.validate import whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from smcprog.drafts.settings import DistillSettings
 
 __all__ = [
     "SHIPPED",
@@ -32,7 +38,7 @@ __all__ = [
 ]
 
 CONFIG, WEIGHTS = "draft.json", "draft.safetensors"
-FORMAT = 1
+FORMAT, RECURRENT_FORMAT = 1, 2
 SHIPPED = Path(__file__).with_name("data")
 """Folder of the drafts that come with the package."""
 
@@ -77,8 +83,12 @@ def without_layers(lm: LM, layers: Sequence[int], *, kv_pages: int | None = None
 
 
 def load_draft(
-    lm: LM, path: str | os.PathLike[str] | None = None, *, kv_pages: int | None = None
-) -> LM:
+    lm: LM,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    design: str | None = None,
+    kv_pages: int | None = None,
+) -> LM | FedDraft:
     """The student that was made for `lm`, on the device and in the type of `lm`.
 
     Embeddings (and a full head) are the target's own; layers come from the folder.
@@ -90,15 +100,26 @@ def load_draft(
     path : str or path, optional
         A folder that ``smcprog distill`` wrote. None: the draft that comes with the package
         for this target.
+    design : {"layers", "recurrent"}, optional
+        Which of those that come with the package; default "layers".
     kv_pages : int, optional
-        As for `LM`.
+        As for `LM`; a draft that is fed by its target needs none.
+
+    Returns
+    -------
+    LM or FedDraft
+        By the design that was trained; both are what ``draft=`` takes.
 
     Raises
     ------
     ModelError
         If there is none, it is damaged, or it was made for another target.
+    SettingError
+        If the design is unknown, or a path is given as well.
     """
-    folder = _shipped(lm) if path is None else Path(path).expanduser()
+    if path is not None and design is not None:
+        raise SettingError("design chooses among the drafts of the package; leave it out, or path")
+    folder = _shipped(lm, design or DESIGNS[0]) if path is None else Path(path).expanduser()
     if path is not None and not (folder / CONFIG).is_file():
         raise ModelError(
             f"no draft in {os.fspath(path)!r}: the folder must hold {CONFIG} and {WEIGHTS}, as "
@@ -114,6 +135,8 @@ def load_draft(
             f"{lm.name!r}: {differs}; load it with its own target, or distill one for this model"
         )
     student = _filled(lm.model, config, packed, folder)
+    if isinstance(student, RecurrentDraft):
+        return FedDraft(lm, student, str(config.get("name") or folder.name))
     return LM.from_model(
         student,
         lm.tokenizer,
@@ -129,8 +152,7 @@ def save_draft(
     target: Any,
     target_name: str,
     student: Any,
-    layers: Sequence[int],
-    storage: str,
+    settings: DistillSettings,
     report: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a draft's folder.
@@ -140,9 +162,8 @@ def save_draft(
     folder : Path
     target, student : transformers.PreTrainedModel
     target_name : str
-    layers : list of int
-        The target's layers that the student was made of.
-    storage : {"float16", "int8", "float32", "float64"}
+    settings : DistillSettings
+        That the student was made with, every default filled in.
     report : dict, optional
         Figures on held-out text.
 
@@ -151,17 +172,22 @@ def save_draft(
     ModelError
         If the file system refuses.
     """
-    packed = pack(stored(student), storage)
+    packed = pack(stored(student), settings.storage)
+    if settings.layers is None:
+        made: dict[str, Any] = {"format": RECURRENT_FORMAT, "inner": settings.inner}
+        made["tokens"], what = settings.context, "recurrent"
+    else:
+        made = {"format": FORMAT, "layers": list(settings.layers)}
+        what = f"{len(settings.layers)} layers"
     packed[_TARGET_ROWS] = sample_rows(target).cpu().to(torch.float16).contiguous()
     write_tensors(folder / WEIGHTS, packed)
     write_json(
         folder / CONFIG,
         {
-            "format": FORMAT,
-            "name": f"draft of {target_name}, {len(layers)} layers",
+            "name": f"draft of {target_name}, {what}",
             "target": {"name": target_name, **shape(target)},
-            "layers": list(layers),
-            "storage": storage,
+            **made,
+            "storage": settings.storage,
             "report": dict(report or {}),
         },
     )
@@ -204,34 +230,48 @@ def shape(model: Any) -> dict[str, Any]:
     }
 
 
-def _shipped(lm: LM) -> Path:
+def _shipped(lm: LM, design: str) -> Path:
+    if design not in DESIGNS:
+        raise SettingError(f"design must be one of {', '.join(DESIGNS)}, got {design!r}")
     for folder in sorted(SHIPPED.glob("*/")):
         if (folder / CONFIG).is_file():
             config = read_json(folder / CONFIG)
-            if all(config.get("target", {}).get(k) == v for k, v in shape(lm.model).items()):
+            recurrent = config.get("format") == RECURRENT_FORMAT
+            if recurrent == (design == "recurrent") and all(
+                config.get("target", {}).get(k) == v for k, v in shape(lm.model).items()
+            ):
                 return folder
     raise ModelError(
-        f"no draft for {lm.name!r} comes with smcprog (there is one for the default model, LM()); "
-        "make one with `smcprog distill` and give its folder"
+        f"no draft for {lm.name!r} comes with smcprog (those that do are for the default model, "
+        "LM()); make one with `smcprog distill` and give its folder"
     )
 
 
 def _filled(target: Any, config: Mapping[str, Any], packed: dict[str, Tensor], folder: Path) -> Any:
     """A student of `target` with the stored weights."""
     where = os.fspath(folder / CONFIG)
-    if config.get("format") != FORMAT:
+    if config.get("format") not in (FORMAT, RECURRENT_FORMAT):
         raise ModelError(
-            f"{where} has format {config.get('format')!r}, and this version reads {FORMAT}"
+            f"{where} has format {config.get('format')!r}, and this version reads {FORMAT} and "
+            f"{RECURRENT_FORMAT}"
         )
+    recurrent = config["format"] == RECURRENT_FORMAT
     try:
-        layers = check_layers("layers", config.get("layers"), layer_count(target))
+        if recurrent:
+            inner = whole("inner", config.get("inner"), 1, 1 << 20)
+            count = whole("tokens", config.get("tokens"), 1, 64)
+        else:
+            layers = check_layers("layers", config.get("layers"), layer_count(target))
     except SettingError as error:
         raise ModelError(f"{where} is damaged: {error}") from error
     embeddings = target.get_input_embeddings().weight
     tensors = unpack(packed, embeddings.dtype)
     kept = next((v for n, v in tensors.items() if n.endswith("kept_M")), None)
     rest = next((v for n, v in tensors.items() if n.endswith("log_rest_V")), None)
-    student = build_student(target, layers, kept, rest)
+    if recurrent:
+        student: Any = build_recurrent(target, inner, count, kept, rest)
+    else:
+        student = build_student(target, layers, kept, rest)
     wanted = stored(student)
     tensors.pop(_TARGET_ROWS, None)
     odd = sorted(set(wanted) ^ set(tensors))

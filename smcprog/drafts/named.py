@@ -9,12 +9,13 @@ from smcprog.drafts.load import CONFIG, load_draft, with_layers
 from smcprog.errors import SettingError
 
 if TYPE_CHECKING:
+    from smcprog.drafts.fed import FedDraft
     from smcprog.engine.lm import LM
 
 __all__ = ["named_draft"]
 
 
-def named_draft(lm: LM, name: str) -> LM:
+def named_draft(lm: LM, name: str) -> LM | FedDraft:
     """A draft for `lm`.
 
     Parameters
@@ -22,7 +23,8 @@ def named_draft(lm: LM, name: str) -> LM:
     lm : LM
         The target.
     name : str
-        ``distilled``, the draft that comes with the package for this target; ``layers:0,1,2``,
+        ``distilled``, the draft that comes with the package for this target, or
+        ``distilled:recurrent``, the one of that design; ``layers:0,1,2``,
         the target with only these layers; else a folder that ``smcprog distill`` wrote, or any
         model's folder or hub id.
 
@@ -32,8 +34,9 @@ def named_draft(lm: LM, name: str) -> LM:
     """
     from smcprog.engine.lm import LM
 
-    if name == "distilled":
-        return load_draft(lm)
+    kind, _, design = name.partition(":")
+    if kind == "distilled":
+        return load_draft(lm, design=design or None)
     if name.startswith("layers:"):
         try:
             layers = [int(part) for part in name.removeprefix("layers:").split(",")]

@@ -87,7 +87,8 @@ def open_run(
         )
     if before.get("prompts") != digest:
         raise SettingError(f"the run in {os.fspath(folder)} was started with other prompts")
-    old, new = dict(before.get("settings", {})), dict(run["settings"])
+    usual = json.loads(json.dumps(dataclasses.asdict(DistillSettings())))
+    old, new = usual | dict(before.get("settings", {})), dict(run["settings"])
     for name in sorted((set(old) | set(new)) - {"tokens", "storage"}):
         if old.get(name) != new.get(name):
             raise SettingError(
@@ -99,11 +100,14 @@ def open_run(
 def check_space(lm: LM, folder: Path, settings: DistillSettings) -> None:
     """Raise ModelError where the folder cannot hold the run."""
     weight = lm.model.get_input_embeddings().weight
-    assert settings.layers is not None
-    body = weight_count(lm.model) - weight.numel()
-    student = body * len(settings.layers) // layer_count(lm.model) + weight.shape[0]
+    vocabulary, width = weight.shape
+    if settings.layers is None:
+        student = width * ((1 + settings.context) * width + 3 * settings.inner) + vocabulary
+    else:
+        body = weight_count(lm.model) - weight.numel()
+        student = body * len(settings.layers) // layer_count(lm.model) + vocabulary
     tokens = settings.text_tokens + settings.held_tokens
-    need = tokens * (2 * weight.shape[1] + 8) + student * (2 * 12 + 4)
+    need = tokens * (2 * width + 8) + student * (2 * 12 + 4)
     have = sum(p.stat().st_size for p in folder.glob("*.safetensors"))
     free = shutil.disk_usage(folder).free
     if free < need - have:

@@ -13,8 +13,9 @@ from smcprog.engine.lm import LM
 from smcprog.errors import SettingError
 from smcprog.validate import real, whole
 
-__all__ = ["STORAGE", "DistillSettings", "default_layers"]
+__all__ = ["DESIGNS", "STORAGE", "DistillSettings", "default_layers"]
 
+DESIGNS = ("layers", "recurrent")
 STORAGE = ("float16", "int8", "float32", "float64")
 
 
@@ -24,8 +25,17 @@ class DistillSettings:
 
     Attributes
     ----------
+    design : {"layers", "recurrent"}
+        Some of the target's layers, or a `RecurrentDraft` that is fed with its hidden states.
     layers : list of int, optional
-        The target's layers to start from; default: `default_layers`.
+        The target's layers to start from; default: `default_layers`. Of "layers" only.
+    inner : int
+        Width of the gated part; 0: two and two thirds of the target's. This and the next two
+        are of "recurrent" only.
+    context : int
+        Last tokens that the network looks at.
+    unroll : int
+        Tokens of a block that it is trained to predict.
     vocabulary : int
         Kept tokens of a trimmed head, M; 0 keeps the target's whole head.
     objective : {"forward-kl", "forward-kl+chi2"}
@@ -52,7 +62,11 @@ class DistillSettings:
         for it and the target is float32.
     """
 
+    design: str = "layers"
     layers: Sequence[int] | None = None
+    inner: int = 0
+    context: int = 4
+    unroll: int = 2
     vocabulary: int = 16_384
     objective: str = "forward-kl"
     chi2: float = 0.1
@@ -77,6 +91,7 @@ class DistillSettings:
         """
         count, size = layer_count(lm.model), lm.model.get_input_embeddings().weight.shape[0]
         for name, value, allowed in (
+            ("design", self.design, DESIGNS),
             ("objective", self.objective, OBJECTIVES),
             ("storage", self.storage, STORAGE),
         ):
@@ -88,11 +103,18 @@ class DistillSettings:
         kept = whole("vocabulary", self.vocabulary, 0, 1 << 40)
         real("rate", self.rate, 1e-12, 1.0)
         real("chi2", self.chi2, 0.0, 1e6)
+        inner = whole("inner", self.inner, 0, 1 << 20)
+        whole("context", self.context, 1, 64)
+        whole("unroll", self.unroll, 1, 64)
+        if self.design == "recurrent" and self.layers is not None:
+            raise SettingError('layers is a setting of design="layers"; a recurrent draft has none')
         layers = default_layers(count) if self.layers is None else self.layers
+        width = int(lm.model.get_input_embeddings().weight.shape[1])
         bfloat16 = _fast_bfloat16(lm) if self.bfloat16 is None else self.bfloat16
         return dataclasses.replace(
             self,
-            layers=check_layers("layers", layers, count),
+            layers=None if self.design == "recurrent" else check_layers("layers", layers, count),
+            inner=inner or width * 8 // 3,
             vocabulary=kept if kept < size else 0,
             bfloat16=bfloat16,
         )

@@ -10,11 +10,13 @@ from torch import Tensor, nn
 
 from smcprog.drafts.head import TrimmedHead
 from smcprog.drafts.layers import keep_layers
+from smcprog.drafts.recurrent import RecurrentDraft
 from smcprog.engine.checks import own_copy
 from smcprog.engine.linears import make_plain
 from smcprog.errors import ModelError
 
 __all__ = [
+    "build_recurrent",
     "build_student",
     "check_head",
     "head_of",
@@ -59,15 +61,50 @@ def build_student(
         parameter = fresh.setdefault(id(value), nn.Parameter(weight, requires_grad=own))
         _set(student, name, parameter)
     if kept_M is not None and log_rest_V is not None:
-        old = head_of(student)
-        rows_M = kept_M.to(old.weight.device)
-        head = TrimmedHead(old.weight[rows_M], rows_M, log_rest_V.to(rows_M.device))
-        if old.bias is not None:
-            with torch.no_grad():
-                head.kept.bias.copy_(old.bias[rows_M])
+        head = _trimmed(head_of(student), kept_M, log_rest_V)
         student.set_submodule(_head_name(student), head)
         student.config.tie_word_embeddings = False
     return student
+
+
+def build_recurrent(
+    model: Any,
+    inner: int,
+    tokens: int,
+    kept_M: Tensor | None = None,
+    log_rest_V: Tensor | None = None,
+) -> RecurrentDraft:
+    """A `RecurrentDraft` over the target's embeddings and head; its own weights are not set.
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+        The target; not changed.
+    inner, tokens : int
+        As for `RecurrentDraft`.
+    kept_M, log_rest_V : Tensor, optional
+        As for `build_student`.
+    """
+    embedding = nn.Embedding.from_pretrained(model.get_input_embeddings().weight.detach())
+    old = head_of(model)
+    if kept_M is not None and log_rest_V is not None:
+        head: nn.Module = _trimmed(old, kept_M, log_rest_V)
+    else:
+        head = nn.Linear(old.in_features, old.out_features, old.bias is not None, device="meta")
+        head.weight = nn.Parameter(old.weight.detach(), requires_grad=False)
+        if old.bias is not None:
+            head.bias = nn.Parameter(old.bias.detach().clone())
+    return RecurrentDraft(embedding, head, inner, tokens)
+
+
+def _trimmed(old: Any, kept_M: Tensor, log_rest_V: Tensor) -> TrimmedHead:
+    weight_V_D = old.weight.detach()
+    rows_M = kept_M.to(weight_V_D.device)
+    head = TrimmedHead(weight_V_D[rows_M], rows_M, log_rest_V.to(rows_M.device))
+    if old.bias is not None:
+        with torch.no_grad():
+            head.kept.bias.copy_(old.bias[rows_M])
+    return head
 
 
 def plain_twin(model: Any) -> Any:

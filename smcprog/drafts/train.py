@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from smcprog.drafts.files import read_tensors, write_tensors
 from smcprog.drafts.head import TrimmedHead
 from smcprog.drafts.loss import log_chi2
+from smcprog.drafts.recurrent import RecurrentDraft, text_states
 from smcprog.drafts.student import head_of, hidden_states, padded, trainable
 from smcprog.drafts.targets import ROWS, TargetHead
 from smcprog.drafts.text import Text
@@ -57,8 +58,7 @@ class Trainer:
 
     Parameters
     ----------
-    student : transformers.PreTrainedModel
-        From `build_student`.
+    student : transformers.PreTrainedModel or RecurrentDraft
     head : TargetHead
     text : Text
     summaries : list of Tensor
@@ -75,6 +75,8 @@ class Trainer:
         Fixes the order of the data.
     bfloat16 : bool
         Multiply in bfloat16; weights and optimiser stay in the student's type.
+    steps : int
+        How many tokens ahead a `RecurrentDraft` is trained to predict.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Trainer:
         chi2: float,
         seed: int,
         bfloat16: bool,
+        steps: int = 1,
     ) -> None:
         self.student = student
         self.head = head
@@ -101,6 +104,7 @@ class Trainer:
         self.chi2 = chi2
         self.seed = seed
         self.bfloat16 = bfloat16
+        self.steps = steps
         self.step = 0
         self.tokens = 0
         self._named = trainable(student)
@@ -132,20 +136,17 @@ class Trainer:
     def _step(self, batch: list[int]) -> StepInfo:
         device = self.student.device
         with self._autocast():
-            states_B_T_D = hidden_states(
-                self.student, padded([self.text.tokens[i][:-1] for i in batch], device)
-            )
-        wanted = [
-            (row, self.text.prompts[i] - 1, len(self.text.tokens[i]) - 1)
-            for row, i in enumerate(batch)
-        ]
-        hidden_N_D = torch.cat([states_B_T_D[r, begin:end] for r, begin, end in wanted])
-        target_N_D = torch.cat([self.text.hidden[i] for i in batch]).to(device)
-        summary_N_3 = torch.cat([self.summaries[i] for i in batch]).to(device)
+            hidden_N_D, rows = predictions(self.student, self.text, batch, self.steps)
+        target_N_D = torch.cat([self.text.hidden[i][begin:] for i, begin in rows]).to(device)
+        summary_N_3 = torch.cat([self.summaries[i][begin:] for i, begin in rows]).to(device)
 
         # The logits of a few positions at a time: all of them together would not fit a cache.
         leaf_N_D = hidden_N_D.detach().requires_grad_()
         count, loss_sum, kl_sum = len(leaf_N_D), 0.0, 0.0
+        new = sum(len(self.text.hidden[i]) for i in batch)
+        if not count:  # texts of one token, which a draft that needs one before it cannot follow
+            self.step, self.tokens = self.step + 1, self.tokens + new
+            return StepInfo(self.step, self.tokens, 0.0, 0.0)
         for begin in range(0, count, ROWS):
             part = slice(begin, begin + ROWS)
             log_p_N_C = self.head.log_probs(target_N_D[part], summary_N_3[part])
@@ -172,11 +173,11 @@ class Trainer:
         hidden_N_D.backward(leaf_N_D.grad)
         torch.nn.utils.clip_grad_norm_(self._named.values(), 1.0)
         for group in self._adam.param_groups:
-            group["lr"] = self.rate * schedule((self.tokens + count / 2) / self.total)
+            group["lr"] = self.rate * schedule((self.tokens + new / 2) / self.total)
         self._adam.step()
         self._adam.zero_grad(set_to_none=True)
         self.step += 1
-        self.tokens += count
+        self.tokens += new
         return StepInfo(self.step, self.tokens, loss_sum / count, kl_sum / count)
 
     def _log_chi2(self, log_p_N_C: Tensor, log_q_N_C: Tensor, summary_N_3: Tensor) -> Tensor:
@@ -227,6 +228,32 @@ class Trainer:
         if found:
             raise ModelError(f"{path} is no checkpoint of this student: {min(found)} is unknown")
         self.step, self.tokens = step, tokens
+
+
+def predictions(
+    student: Any, text: Text, batch: Sequence[int], steps: int
+) -> tuple[Tensor, list[tuple[int, int]]]:
+    """What the student's head is given to follow the target on some sequences, [N, D].
+
+    Returns
+    -------
+    hidden_N_D : Tensor
+    rows : list of (sequence, first position)
+        Whose positions, one part after the other, they belong to.
+    """
+    if isinstance(student, RecurrentDraft):
+        parts, rows = [], []
+        for k, states in enumerate(text_states(student, text, batch, steps), 1):
+            parts += states
+            rows += [(i, k) for i, each in zip(batch, states, strict=True) if len(each)]
+        return torch.cat(parts), rows
+    tokens = padded([text.tokens[i][:-1] for i in batch], student.device)
+    states_B_T_D = hidden_states(student, tokens)
+    parts = [
+        row[text.prompts[i] - 1 : len(text.tokens[i]) - 1]
+        for row, i in zip(states_B_T_D, batch, strict=True)
+    ]
+    return torch.cat(parts), [(i, 0) for i in batch]
 
 
 def short_logits(student: Any, hidden: Tensor) -> Tensor:

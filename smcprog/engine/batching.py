@@ -114,6 +114,7 @@ class Work:
         if self.error is not None:
             raise self.error
         assert self.growth is not None and self.logits_M_C_V is not None
+        self.engine.handed.discard(self.growth)
         return self.growth.tables_M_W, self.logits_M_C_V
 
     def run_alone(self) -> None:
@@ -157,6 +158,7 @@ class Work:
         assert self.growth is not None
         kept = self._kept[0] if len(self._kept) == 1 else torch.cat(self._kept, dim=1)
         self.engine.finish(self.growth)
+        self.engine.handed.add(self.growth)
         self.logits_M_C_V = kept
         self._kept = []
 

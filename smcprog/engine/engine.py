@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import inspect
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from torch import Tensor
 from smcprog.attention import BATCH_ARGUMENT, Layout, PagedAttention, PagedBatch
 from smcprog.engine import batching
 from smcprog.engine.pages import PageAllocator
-from smcprog.errors import SettingError
+from smcprog.errors import ModelError, SettingError
 
 if TYPE_CHECKING:
     from smcprog.engine.prefix import PrefixStore
@@ -66,6 +68,11 @@ class Engine:
         Longest row, in tokens.
     vocab_size : int
         V, the width of the logits.
+
+    Attributes
+    ----------
+    hidden_size : int
+        D once `keep_hidden` was called, and 0 before.
     """
 
     def __init__(
@@ -75,16 +82,37 @@ class Engine:
         self.attention = attention
         self.max_context = max_context
         self.vocab_size = vocab_size
+        self.hidden_size = 0
         self.device: torch.device = model.device
         self.page_size = attention.page_size
         self.lock = threading.RLock()
         self.live: weakref.WeakSet[PagedSequences] = weakref.WeakSet()
         self.prefixes: PrefixStore | None = None
         self._growing: set[Growth] = set()
+        self.handed: set[Growth] = set()  # done, and about to be taken up by their rows
         self._pages = PageAllocator(attention.num_pages, attention.page_size)
         # Finalizers may run anywhere, also inside an allocation: they only append here.
         self._dropped: collections.deque[NDArray[np.int32]] = collections.deque()
         self._trims_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def keep_hidden(self) -> None:
+        """From now on, logits come with the hidden states that the output head made them of.
+
+        The results of `extend` then are V + D wide, the hidden state after the logits. There is
+        no way back: others may rely on it.
+
+        Raises
+        ------
+        ModelError
+            If the model has no part that gives them.
+        """
+        with self.lock:
+            if self.hidden_size:
+                return
+            if self.model.base_model is self.model:
+                kind = self.model.config.model_type
+                raise ModelError(f"a model of type {kind!r} does not show its last hidden state")
+            self.hidden_size = int(self.model.config.get_text_config().hidden_size)
 
     def pages(self) -> PageAllocator:
         """The allocator, after giving back what was dropped. Hold the lock."""
@@ -100,10 +128,10 @@ class Engine:
         """Raise AssertionError unless reference counts add up to the live table entries."""
         with self.lock:
             held = [rows.live_pages() for rows in self.live]
-            held += [pages for g in self._growing for pages in (g.fresh, g.target)]
+            held += [p for g in self._growing | self.handed for p in (g.fresh, g.target)]
             if self.prefixes is not None:
                 held.append(self.prefixes.held())
-            self.pages().check(held)
+            self.pages().check(held, [g.source for g in self.handed])
 
     def extend(
         self,
@@ -135,6 +163,7 @@ class Engine:
         tables_M_W : int32 [M, W']
             References of the old table have moved to this one.
         logits_M_C_V : Tensor
+            V + D wide after `keep_hidden`.
 
         Raises
         ------
@@ -278,16 +307,41 @@ class Engine:
         batch = PagedBatch(self.attention, plan)
         return self.call_model(tokens_M_T, plan.positions_M_T, batch, keep)
 
+    @contextlib.contextmanager
+    def _seen_hidden(self) -> Iterator[list[Tensor]]:
+        """Last hidden states of the forwards made while this lasts, if they are kept."""
+        seen: list[Tensor] = []
+        if not self.hidden_size:
+            yield seen
+            return
+        # Not for good: copies of the model, which share no engine, would copy the hook.
+        handle = self.model.base_model.register_forward_hook(
+            lambda module, inputs, output: seen.append(output[0])
+        )
+        try:
+            yield seen
+        finally:
+            handle.remove()
+
     def call_model(
         self, ids_M_T: Tensor, positions_M_T: Tensor, batch: PagedBatch, keep: int | Tensor
     ) -> Tensor:
-        """Logits of the last `keep` columns (0: all), or of the columns that `keep` lists."""
+        """Logits of the last `keep` columns (0: all), or of the columns that `keep` lists.
+
+        After `keep_hidden` they are V + D wide.
+        """
         arguments: dict[str, Any] = {BATCH_ARGUMENT: batch}
         if self._trims_logits:
             arguments["logits_to_keep"] = keep
-        logits = self.model(
-            input_ids=ids_M_T, position_ids=positions_M_T, use_cache=False, **arguments
-        ).logits
+        with self._seen_hidden() as seen:
+            logits = self.model(
+                input_ids=ids_M_T, position_ids=positions_M_T, use_cache=False, **arguments
+            ).logits
+        if seen and self._trims_logits:
+            kept = seen[0][:, -keep:] if isinstance(keep, int) else seen[0].index_select(1, keep)
+            logits = torch.cat([logits, kept.to(logits.dtype)], dim=-1)
+        elif seen:
+            logits = torch.cat([logits, seen[0].to(logits.dtype)], dim=-1)
         if not self._trims_logits:
             logits = logits.index_select(1, keep) if isinstance(keep, Tensor) else logits[:, -keep:]
         return logits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from smcprog.engine.sequences import PagedSequences, Sequences
 from smcprog.engine.vocab import Vocabulary
 from smcprog.errors import ModelError
 from smcprog.validate import whole
+
+if TYPE_CHECKING:
+    from smcprog.drafts.fed import FedDraft
 
 __all__ = ["LM"]
 
@@ -195,13 +198,19 @@ class LM:
         return encode_prompt(prompt, self.tokenizer, self.vocab, self.max_context)
 
     def draft(
-        self, path: str | os.PathLike[str] | None = None, *, kv_pages: int | None = None
-    ) -> LM:
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        design: str | None = None,
+        kv_pages: int | None = None,
+    ) -> LM | FedDraft:
         """A small draft that was trained to follow this model; see `smcprog.drafts.load_draft`.
 
-        Without `path`, the one that comes with smcprog, which has one for the default model.
+        What is returned is an `LM`, or a draft that is fed with this model's hidden states; both
+        are what ``draft=`` takes. Without `path`, the one that comes with smcprog, which has two
+        for the default model: of few layers, and ``design="recurrent"``.
         """
-        return _drafts().load_draft(self, path, kv_pages=kv_pages)
+        return _drafts().load_draft(self, path, design=design, kv_pages=kv_pages)
 
     def with_layers(self, layers: Sequence[int], *, kv_pages: int | None = None) -> LM:
         """A draft: this model with only the given layers; the weights are shared.

@@ -85,11 +85,16 @@ class PageAllocator:
         self._free[self._top : self._top + len(freed)] = freed[::-1]
         self._top += len(freed)
 
-    def check(self, live: Iterable[Pages]) -> None:
-        """Raise AssertionError unless the counts add up to the given live table entries."""
+    def check(self, live: Iterable[Pages], gone: Iterable[Pages] = ()) -> None:
+        """Raise AssertionError unless the counts add up to the given live table entries.
+
+        Entries in `gone` are among the live ones, and do not count any more.
+        """
         expected = np.zeros_like(self.refs)
         for pages in live:
             np.add.at(expected, pages, 1)
+        for pages in gone:
+            np.subtract.at(expected, pages, 1)
         wrong = np.flatnonzero(expected != self.refs)
         if len(wrong):
             page = int(wrong[0])

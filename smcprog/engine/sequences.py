@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from smcprog.engine.engine import Engine
+from smcprog.engine.hidden import Hidden
 
 __all__ = ["PagedSequences", "Sequences"]
 
@@ -42,6 +43,14 @@ class Sequences(Protocol):
 
     def fork(self, ancestors_K: Any) -> Sequences:
         """New rows that continue the given ones; self stays valid."""
+
+    @property
+    def last_hidden(self) -> Tensor:
+        """What the output head was given at the last token of each row that was run."""
+
+    @property
+    def pending(self) -> NDArray[np.int64]:
+        """How many tokens of each row came after that one."""
 
     def close(self) -> None:
         """Give the memory back."""
@@ -76,6 +85,7 @@ class PagedSequences:
         self._queued = queued_M
         self._queue = queue_M_Q
         self._next = next_M_V
+        self._hidden: Hidden | None = None
         self._closed = False
         with engine.lock:
             engine.live.add(self)
@@ -126,6 +136,7 @@ class PagedSequences:
                     ]
                 ),
             )
+            joined._hidden = Hidden.join([p._hidden for p in parts])
             for part in parts:
                 part._forget()
             return joined
@@ -191,19 +202,26 @@ class PagedSequences:
         if not (queued + self._stored).all():
             raise ValueError("a row without tokens has no logits; append at least one first")
         block, totals = self._with_queue(tokens, counts)
+        before = self.lengths - 1
         if counts.min() == width and queued.min() == queued.max():
             # The usual case, one shape for all rows, without gathers.
-            logits = self._extend(block, totals, np.arange(max(0, queued[0] - 1), totals[0]))
+            out = self._extend(block, totals, np.arange(max(0, queued[0] - 1), totals[0]))
+            old = self._hidden
+            logits = self._split(out, before + (queued[0] == 0))
             self._next = _last(logits)
             if queued[0]:
                 return logits[:, :-1]
+            if self._hidden is not None and old is not None:
+                self._hidden = self._hidden.after(old)
             assert cached is not None  # a row without queued tokens has its logits
             return torch.cat([cached[:, None], logits[:, :-1]], dim=1)
 
         # Token t of a row is predicted by column queued - 1 + t; column -1 is the kept logits.
         wanted_M_T = queued[:, None] - 1 + np.arange(width + 1)
         wanted_M_T = np.minimum(wanted_M_T, totals[:, None] - 1)
-        logits = self._pick(block, totals, wanted_M_T)
+        logits = self._split(
+            self._pick(block, totals, wanted_M_T), before, torch.from_numpy(wanted_M_T < 0)
+        )
         if cached is not None:
             missing = torch.from_numpy(wanted_M_T < 0)
             if bool(missing.any()):
@@ -225,7 +243,9 @@ class PagedSequences:
             raise ValueError("a row without tokens has no logits; append at least one first")
         if self._next is None or self._queued.any():
             queued, cached = self._queued, self._next
-            logits = self._pick(self._queue, queued, queued[:, None] - 1)[:, 0]
+            out = self._pick(self._queue, queued, queued[:, None] - 1)
+            nothing_M_1 = torch.from_numpy(queued == 0)[:, None]
+            logits = self._split(out, self.lengths - 1, nothing_M_1)[:, 0]
             if cached is not None and not queued.all():
                 ran = torch.from_numpy(queued > 0).to(cached.device, non_blocking=True)
                 logits = torch.where(ran[:, None], logits, cached)
@@ -262,6 +282,8 @@ class PagedSequences:
             self._stored, self._queued = stored_M, keep_M - stored_M
         self._queue = self._queue[:, : int(self._queued.max(initial=0))]
         self._next = next_M_V
+        if self._hidden is not None:
+            self._hidden = self._hidden.at(stored_M - 1)
 
     def fork(self, ancestors_K: Any) -> PagedSequences:
         """New rows, row i continuing row ``ancestors_K[i]``; no key or value moves.
@@ -282,7 +304,41 @@ class PagedSequences:
         with engine.lock:
             tables, stored = self._tables[index], self._stored[index]
             engine.pages().retain(_live_pages(tables, stored, engine.page_size))
-            return PagedSequences(engine, tables, stored, self._queued[index], queue, logits)
+            rows = PagedSequences(engine, tables, stored, self._queued[index], queue, logits)
+        rows._hidden = None if self._hidden is None else self._hidden.rows(index)
+        return rows
+
+    @property
+    def last_hidden(self) -> Tensor:
+        """What the output head was given at the last stored token of each row, [M, D].
+
+        Only after `Engine.keep_hidden`. So many tokens came after that one as `pending` says.
+
+        Raises
+        ------
+        ValueError
+            If hidden states are not kept, or a row was cut back beyond its last pass.
+        """
+        self._open()
+        if self._hidden is None:
+            raise ValueError("hidden states are not kept, or not of tokens so far back")
+        return self._hidden.last
+
+    @property
+    def scored_hidden(self) -> Tensor:
+        """Hidden states at the tokens of the last `score`, and at the one before, [M, T + 1, D].
+
+        Where a row had fewer tokens, the rest has no meaning. Raises as `last_hidden` does.
+        """
+        self._open()
+        if self._hidden is None:
+            raise ValueError("hidden states are not kept, or not of tokens so far back")
+        return self._hidden.states
+
+    @property
+    def pending(self) -> NDArray[np.int64]:
+        """How many tokens of each row were appended but not run, int64 [M]."""
+        return self._queued
 
     def close(self) -> None:
         """Give the pages back. Closing twice does nothing."""
@@ -317,7 +373,7 @@ class PagedSequences:
 
     def _forget(self) -> None:
         self._closed = True
-        self._next = None
+        self._next = self._hidden = None
         self.engine.live.discard(self)
 
     def _new(self, tokens_M_T: Tensor, counts_M: Any) -> tuple[Tensor, NDArray[np.int64]]:
@@ -349,6 +405,35 @@ class PagedSequences:
         block = torch.cat([queue, tokens_M_T], dim=1).gather(1, index)
         keep = torch.from_numpy(real).to(queue.device, non_blocking=True)
         return torch.where(keep, block, 0), totals
+
+    def _split(
+        self,
+        out_M_C_W: Tensor,
+        first_M: NDArray[np.int64],
+        missing_M_C: Tensor | None = None,
+    ) -> Tensor:
+        """Logits of a pass; its hidden states, if it has any, are noted.
+
+        Parameters
+        ----------
+        out_M_C_W : Tensor
+        first_M : int64 [M]
+            Position of each row's first column; the columns follow each other.
+        missing_M_C : Tensor, bool, optional
+            Columns of which only the old hidden state is right.
+        """
+        size, old = self.engine.vocab_size, self._hidden
+        self._hidden = None
+        if out_M_C_W.shape[-1] == size:
+            return out_M_C_W
+        states_M_C_D = out_M_C_W[..., size:].clone()  # not holding on to the logits
+        if missing_M_C is None or not bool(missing_M_C.any()):
+            self._hidden = Hidden(states_M_C_D, first_M, self._stored - 1)
+        elif old is not None:
+            place = missing_M_C.to(states_M_C_D.device)[:, :, None]
+            states_M_C_D = torch.where(place, old.last[:, None], states_M_C_D)
+            self._hidden = Hidden(states_M_C_D, first_M, self._stored - 1)
+        return out_M_C_W[..., :size]
 
     def _extend(
         self, block_M_B: Tensor, counts_M: NDArray[np.int64], columns_C: NDArray[np.int64]

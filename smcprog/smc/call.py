@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from smcprog.engine.linears import fixed_kernels
 from smcprog.engine.prefix import without_sharing
@@ -16,6 +16,7 @@ from smcprog.potentials.product import Product
 from smcprog.potentials.target import Target
 from smcprog.rng import seed_word
 from smcprog.smc.draft_cost import warn_if_slow
+from smcprog.smc.fed_draft import is_fed
 from smcprog.smc.posterior import Posterior
 from smcprog.smc.results import build_posterior, no_survivor
 from smcprog.smc.settings import Settings, check_greedy
@@ -145,8 +146,9 @@ class Call:
         """Every model of the run, as often as it keeps sequences, with its prompt's length."""
         targets = [f.lm for f in self.product.factors if isinstance(f, Target)]
         lengths = [(m, len(tokens if m is self.lm else m.encode(prompt))) for m in targets]
-        if self.settings.draft is not None and self.draft_tokens:
-            lengths.append((self.settings.draft, len(tokens)))
+        draft = self.settings.draft
+        if draft is not None and self.draft_tokens and not is_fed(draft):
+            lengths.append((cast("LM", draft), len(tokens)))
         return lengths
 
 
@@ -191,4 +193,9 @@ def _lead_lm(product: Product, settings: Settings) -> LM:
         lead.vocab.check_same(
             settings.draft.vocab, this=f"target {lead.name}", that=f"draft {settings.draft.name}"
         )
+        if is_fed(settings.draft) and settings.draft.fed_by is not lead:
+            raise SettingError(
+                f"the draft {settings.draft.name} is fed by another model than the target "
+                f"{lead.name}: get it from this one, with lm.draft()"
+            )
     return lead

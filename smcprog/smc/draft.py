@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -17,7 +17,32 @@ from smcprog.smc.factors import StartGroup, fit_width
 if TYPE_CHECKING:
     from smcprog.engine.lm import LM
 
-__all__ = ["Draft"]
+__all__ = ["AnyDraft", "Draft"]
+
+
+class AnyDraft(Protocol):
+    """Rows that propose tokens, in step with the target's."""
+
+    def start_round(self) -> None:
+        """The target's rows are where a block is to begin."""
+
+    def begin(self) -> None:
+        """From here on, tokens are on trial until `settle`."""
+
+    def log_probs(self, rows: Tensor | None = None) -> Tensor:
+        """Log q of the next token before any mask, [M, V]; of some rows, if given."""
+
+    def append(self, tokens_M: Tensor, took_M: Tensor | None = None) -> None:
+        """Every row (or every row that took one) gets one token."""
+
+    def settle(self, kept_M: Tensor) -> None:
+        """Of the tokens since `begin`, rows keep the first few; the rest are taken back."""
+
+    def fork(self, ancestors_M: Tensor) -> None:
+        """Rows become copies of their ancestors."""
+
+    def release(self) -> None:
+        """Give back all memory."""
 
 
 class Draft:
@@ -50,6 +75,9 @@ class Draft:
         self._logits: list[Tensor] = []  # of the steps since then
         parts = [lm.sequences(g.request.prompt_tokens, particles * len(g.members)) for g in groups]
         self._sequences = parts[0] if len(parts) == 1 else lm.join(parts)
+
+    def start_round(self) -> None:
+        """Nothing to do: the rows follow every token."""
 
     def begin(self) -> None:
         """From here on, tokens are on trial until `settle`."""

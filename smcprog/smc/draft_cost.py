@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from smcprog.engine.timing import time_forward
@@ -23,9 +24,10 @@ REPEATS = 3
 _ratios: WeakKeyDictionary[LM, WeakKeyDictionary[LM, float]] = WeakKeyDictionary()
 
 
-def warn_if_slow(target: LM, draft: LM, particles: int, max_tokens: int) -> None:
+def warn_if_slow(target: LM, draft: Any, particles: int, max_tokens: int) -> None:
     """Compare one step of each, `particles` rows of one token, once per pair of models."""
-    if particles * max_tokens < WORTH_A_LOOK or not hasattr(draft, "engine"):
+    fed = hasattr(draft, "fed_by")
+    if particles * max_tokens < WORTH_A_LOOK or not (fed or hasattr(draft, "engine")):
         return
     measured = _ratios.setdefault(draft, WeakKeyDictionary())
     if target in measured:
@@ -33,8 +35,12 @@ def warn_if_slow(target: LM, draft: LM, particles: int, max_tokens: int) -> None
     columns, context = 1, min(CONTEXT, target.max_context - 2, draft.max_context - 2)
     try:
         times = [
-            time_forward(lm, particles, columns, context, repeats=REPEATS) for lm in (draft, target)
+            time_forward(lm, particles, columns, context, repeats=REPEATS)
+            for lm in ((target,) if fed else (draft, target))
         ]
+        if fed:
+            steps = [draft.time_step(particles) for _ in range(REPEATS + 1)]
+            times.insert(0, statistics.median(steps[1:]))
     except PagesExhaustedError:  # others hold them; the request itself can wait or complain
         return
     ratio = measured[target] = times[0] / times[1]

@@ -17,6 +17,7 @@ from smcprog.smc.pace import MOST_AUTO
 from smcprog.validate import real, whole
 
 if TYPE_CHECKING:
+    from smcprog.drafts.fed import FedDraft
     from smcprog.engine.lm import LM
 
 __all__ = ["RoundEvent", "Settings", "check_greedy"]
@@ -56,7 +57,7 @@ class Settings:
     """See `Potential.sample` for each setting. `max_tokens` counts EOS."""
 
     particles: int = 8
-    draft: LM | None = None
+    draft: LM | FedDraft | None = None
     draft_tokens: int | str = 4
     draft_temperature: float | None = None
     coupling: float = math.inf
@@ -82,7 +83,8 @@ class Settings:
             self._check_auto()
         else:
             self._keep("draft_tokens", whole("draft_tokens", self.draft_tokens, 0, MAX_TOKENS))
-        if self.draft is not None and not hasattr(self.draft, "sequences"):
+        kinds = ("sequences", "fed_by")  # an LM, or a FedDraft
+        if self.draft is not None and not any(hasattr(self.draft, kind) for kind in kinds):
             raise SettingError(f"draft must be an LM, got {type(self.draft).__name__}")
         if self.draft_temperature is not None:
             self._keep(

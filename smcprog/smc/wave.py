@@ -12,6 +12,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -25,13 +26,17 @@ from smcprog.resampling import resample
 from smcprog.rng import STREAM_RESAMPLE, uniforms
 from smcprog.smc.block import DEAD, RUNNING, Block, Progress
 from smcprog.smc.coupled import CoupledBlock
-from smcprog.smc.draft import Draft
+from smcprog.smc.draft import AnyDraft, Draft
 from smcprog.smc.draws import Draws
 from smcprog.smc.factors import Factor, StartGroup
+from smcprog.smc.fed_draft import FedDraftRows, is_fed
 from smcprog.smc.pace import Pace
 from smcprog.smc.settings import RoundEvent, Settings
 from smcprog.smc.stops import StopStrings
 from smcprog.smc.strata import extend_keys
+
+if TYPE_CHECKING:
+    from smcprog.engine.lm import LM
 
 __all__ = ["RoundRecord", "Wave", "WaveRequest"]
 
@@ -128,7 +133,7 @@ class Wave:
         self._eos_V[list(vocab.eos_ids)] = True
         self._stops = StopStrings(settings.stop, vocab, b) if settings.stop else None
         self._factors: list[Factor] = []
-        self._draft: Draft | None = None
+        self._draft: AnyDraft | None = None
         self._pace = Pace() if settings.draft_tokens == "auto" else None
 
     def run(self) -> None:
@@ -169,9 +174,12 @@ class Wave:
             temperature = self.settings.draft_temperature
             if temperature is None:
                 temperature = lead.local.temperature / lead.power  # type: ignore[attr-defined]
-            self._draft = Draft(
-                self.settings.draft, temperature, groups, n, self.target_lm.vocab.size
-            )
+            small, size = self.settings.draft, self.target_lm.vocab.size
+            if is_fed(small):
+                lead_rows = self._factors[self._lead]
+                self._draft = FedDraftRows(small, temperature, lead_rows, self._recent, size)
+            else:
+                self._draft = Draft(cast("LM", small), temperature, groups, n, size)
         # ψ(∅) enters the evidence once, as the weight every particle starts with.
         rows = len(self._live_M)
         nothing = torch.zeros((rows, 0), dtype=torch.int64, device=self._device)
@@ -240,6 +248,8 @@ class Wave:
     def _propose(self, live_M: Tensor, drafts_M: Tensor, room_M: Tensor) -> Progress:
         s = self.settings
         most = int(drafts_M.max())
+        if most and self._draft is not None:
+            self._draft.start_round()
         draws = self._make_draws(
             self._seeds_B[live_M].to(self._device),
             self._particles_B[live_M].to(self._device),
@@ -258,6 +268,22 @@ class Wave:
             self._factors, self._lead, self._draft, draws, self._stops, self._eos_V,
             most, room_M, self.truncate,
         )  # fmt: skip
+
+    def _recent(self, count: int) -> Tensor:
+        """The last `count` tokens of every running row, prompt included, int64 [M, count].
+
+        Where there are fewer, zeros stand before them.
+        """
+        n, live_M = self.settings.particles, self._live_M
+        before_R_C = torch.zeros((len(self.requests), count), dtype=torch.int64)
+        for r, q in enumerate(self.requests):
+            last = q.request.prompt_tokens[-count:]
+            before_R_C[r, count - len(last) :] = torch.tensor(last)
+        # Place p ‹ 0 of an output is in its prompt.
+        place_M_C = self.lengths_B[live_M].unsqueeze(1) - count + torch.arange(count)
+        new_M_C = self.tokens_B_T[live_M].gather(1, place_M_C.clamp(min=0))
+        old_M_C = before_R_C[live_M // n].gather(1, (place_M_C + count).clamp(max=count - 1))
+        return torch.where(place_M_C >= 0, new_M_C, old_M_C).to(self._device)
 
     def _book(self, block: Progress, live_M: Tensor) -> Tensor:
         """The round's one transfer to the host; increments of the log-weights, [M]."""

@@ -80,6 +80,23 @@ def test_a_draft_is_made_resumed_and_used(tmp_path: Path, target: Path) -> None:
     assert len(post.tokens) <= 8
 
 
+def test_a_recurrent_draft(tmp_path: Path, target: Path) -> None:
+    out = tmp_path / "draft"
+    args = ("--design", "recurrent", "--inner", "8", "--context", "2", "--unroll", "1")
+    code, said, err = run(target, "--out", out, *args, "--vocabulary", "100", *FEW, "--tokens", 300)
+    assert code == 0, err
+    assert [line.split()[:2] for line in said.splitlines()[-6:]] == [
+        [k, tau] for k in ("1", "2", "3") for tau in ("1", "0.7")
+    ]
+    described = json.loads((out / "draft.json").read_text())
+    assert (described["inner"], described["tokens"], described["format"]) == (8, 2, 2)
+    lm = LM(target)
+    post = Target(lm).sample("ab", draft=lm.draft(out), particles=2, max_tokens=8, seed=0)
+    assert len(post.tokens) <= 8
+    code, _, err = run(target, "--out", out, *args, "--layers", "0", *FEW)
+    assert code == 3 and "a recurrent draft has none" in err
+
+
 def test_prompts_from_a_file(tmp_path: Path, target: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "one"}\n\n{"prompt": [1, 2]}\n')

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from smcprog import Target
-from smcprog.drafts import load_draft
+from smcprog.drafts import DistillSettings, load_draft
 from smcprog.drafts.head import TrimmedHead
 from smcprog.drafts.load import save_draft
 from smcprog.drafts.student import build_student, trainable
@@ -18,6 +18,10 @@ from smcprog.errors import ModelError
 from .conftest import SIZE, deep_model, lm_of
 
 PROMPT = [1, 5, 2, 7]
+
+
+def of_two(storage):
+    return DistillSettings(layers=[0, 2], storage=storage)
 
 
 def student_of(lm, trimmed=True):
@@ -43,14 +47,14 @@ def logits_of(model):
 )
 def test_stored_and_read_back(tmp_path, lm, trimmed, storage, off):
     student = student_of(lm, trimmed)
-    save_draft(tmp_path, lm.model, lm.name, student, [0, 2], storage)
+    save_draft(tmp_path, lm.model, lm.name, student, of_two(storage))
     draft = load_draft(lm, tmp_path)
     torch.testing.assert_close(logits_of(draft.model), logits_of(student), atol=off, rtol=0)
     assert draft.config.num_hidden_layers == 2
 
 
 def test_embeddings_are_not_stored_but_shared(tmp_path, lm):
-    save_draft(tmp_path, lm.model, lm.name, student_of(lm, trimmed=False), [0, 2], "float64")
+    save_draft(tmp_path, lm.model, lm.name, student_of(lm, trimmed=False), of_two("float64"))
     names = load_file(tmp_path / "draft.safetensors")
     assert not [n for n in names if "embed" in n or "lm_head" in n]
     draft = load_draft(lm, tmp_path)
@@ -69,7 +73,7 @@ def test_a_student_is_trained_without_touching_its_target(lm):
 
 
 def test_it_drafts_for_its_target(tmp_path, lm):
-    save_draft(tmp_path, lm.model, lm.name, student_of(lm), [0, 2], "float16")
+    save_draft(tmp_path, lm.model, lm.name, student_of(lm), of_two("float16"))
     draft = load_draft(lm, tmp_path)
     assert isinstance(draft.model.lm_head, TrimmedHead)
     post = Target(lm).sample(PROMPT, particles=4, draft=draft, max_tokens=12, seed=0)
@@ -88,13 +92,13 @@ def test_it_drafts_for_its_target(tmp_path, lm):
     ids=["weights", "layers", "width", "vocabulary"],
 )
 def test_another_target_is_refused(tmp_path, lm, other, message):
-    save_draft(tmp_path, lm.model, lm.name, student_of(lm), [0, 2], "float16")
+    save_draft(tmp_path, lm.model, lm.name, student_of(lm), of_two("float16"))
     with pytest.raises(ModelError, match=message):
         load_draft(lm_of(other), tmp_path)
 
 
 def test_the_same_target_in_another_type_is_not_refused(tmp_path, lm):
-    save_draft(tmp_path, lm.model, lm.name, student_of(lm), [0, 2], "float16")
+    save_draft(tmp_path, lm.model, lm.name, student_of(lm), of_two("float16"))
     twin = lm_of(deep_model().to(torch.float32))
     assert load_draft(twin, tmp_path).dtype == torch.float32
 
@@ -107,7 +111,7 @@ def test_what_is_no_draft_is_refused(tmp_path, lm):
 
 
 def test_damage_is_named(tmp_path, lm):
-    save_draft(tmp_path, lm.model, lm.name, student_of(lm), [0, 2], "float16")
+    save_draft(tmp_path, lm.model, lm.name, student_of(lm), of_two("float16"))
     weights, config = tmp_path / "draft.safetensors", tmp_path / "draft.json"
     whole, described = weights.read_bytes(), config.read_text()
 
