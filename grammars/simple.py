@@ -9,7 +9,7 @@ from typing import Any
 from smcprog.errors import GrammarError
 from smcprog.grammars import regex
 from smcprog.grammars.engine import error_reason
-from smcprog.grammars.lark_writer import quote
+from smcprog.grammars.lark.writer import quote
 from smcprog.grammars.text import GrammarText, require_unicode
 
 __all__ = ["choice_grammar", "regex_grammar"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
 from smcprog.errors import GrammarError
 
@@ -53,6 +54,10 @@ class Check(ABC):
 
     when: str = "on the finished text"
     """When it can end a particle, in words."""
+
+    rejects: bool = True
+    """Whether tokens are drawn by rejection under it. False where it hardly ever fails, so that
+    a rare death costs less than asking about every token."""
 
     @abstractmethod
     def begin(self) -> CheckState:
@@ -112,6 +117,13 @@ class GrammarText:
     covers: str
     checks: tuple[Check, ...] = ()
     explain_error: Callable[[str], str] = lambda message: message
+
+    follows_prompt: ClassVar[bool] = False
+    """Whether `after` depends on the prompt."""
+
+    def after(self, prompt: str | None) -> GrammarText:
+        """The language of what may follow a prompt; None stands for a conversation."""
+        return self
 
     def __repr__(self) -> str:
         return f"<grammar {self.name}>"

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from smcprog.drafts.fed import FedDraft
     from smcprog.engine.lm import LM
     from smcprog.engine.vocab import Vocabulary
     from smcprog.potentials.product import Product
@@ -62,7 +63,10 @@ class Request:
 
     def output_text(self, tokens: Sequence[int]) -> str:
         """Text of an output, without EOS and cut before the first stop string."""
-        data = self.vocab.to_bytes(tokens)
+        return self.finished_text(self.vocab.to_bytes(tokens))
+
+    def finished_text(self, data: bytes) -> str:
+        """Text of an output's bytes, cut before the first stop string."""
         cuts = [i for i in (data.find(s.encode()) for s in self.stop) if i >= 0]
         return (data[: min(cuts)] if cuts else data).decode("utf-8", errors="replace")
 
@@ -212,6 +216,36 @@ class Potential(ABC):
     masks: bool = False
     """Whether `mask` returns anything but None. Masking factors turn truncation off."""
 
+    def admits(
+        self, state: State, rows: Sequence[int], tokens: Sequence[int], ended: Sequence[bool]
+    ) -> Sequence[bool]:
+        """Whether log ψ stays above −∞ where ``rows[i]`` takes ``tokens[i]``.
+
+        The state is left as it is. A potential that can tell, but not for the whole
+        vocabulary, implements this and sets `rejects`: the core then offers it tokens one by
+        one and draws by rejection, with weights that make up for it.
+
+        Parameters
+        ----------
+        state : State
+        rows, tokens : sequence of int, [S]
+            A row may occur more than once.
+        ended : sequence of bool, [S]
+            Whether the output would be complete with the token, as for `advance`.
+
+        Returns
+        -------
+        sequence of bool, [S]
+            False exactly where `advance` would return −∞.
+        """
+        raise NotImplementedError
+
+    rejects: bool = False
+    """Whether tokens are drawn by rejection, with `admits`."""
+
+    max_checks: int = 1
+    """Most tokens that `admits` is asked about for one draw, where `rejects` is set."""
+
     def release(self, state: State) -> None:  # noqa: B027 - optional hook
         """Give back what the state holds (pages, handles). Called once; default nothing."""
 
@@ -231,7 +265,7 @@ class Potential(ABC):
         prompt: Any,
         *,
         particles: int = 8,
-        draft: LM | None = None,
+        draft: LM | FedDraft | None = None,
         draft_tokens: int | str = 4,
         draft_temperature: float | None = None,
         coupling: float = math.inf,
@@ -255,7 +289,7 @@ class Potential(ABC):
             template. A list of prompts is many requests, worked on in one batch.
         particles : int
             N, the population of each request.
-        draft : LM, optional
+        draft : LM or FedDraft, optional
             A cheaper model of the same vocabulary that proposes `draft_tokens` tokens a
             round; the target scores them in one pass. Without it, one token a round is
             drawn from the masked target.

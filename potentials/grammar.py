@@ -7,34 +7,43 @@ probabilities of spellings stay what they are.
 
 from __future__ import annotations
 
-import functools
 import math
 import os
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
+import lark
 import torch
-from llguidance import LLExecutor, LLMatcher
 from torch import Tensor
 
 from smcprog.engine.vocab import Vocabulary
-from smcprog.errors import GrammarError, PotentialError
-from smcprog.grammars.engine import HEADER, byte_tokenizer, compile_text, error_reason, is_dead_end
-from smcprog.grammars.json_schema import schema_grammar
-from smcprog.grammars.lark import lark_grammar
-from smcprog.grammars.python_types import is_type, type_schema
-from smcprog.grammars.simple import choice_grammar, regex_grammar
-from smcprog.grammars.text import CheckState, GrammarText
+from smcprog.errors import GrammarError, GrammarLimitError, PotentialError
+from smcprog.grammars.cost import walk_cost
+from smcprog.grammars.engine import HEADER, error_reason, is_dead_end, is_limit
+from smcprog.grammars.guards import guard_choices
+from smcprog.grammars.lark.object import object_grammar
+from smcprog.grammars.schema.python_types import is_type, type_schema
+from smcprog.grammars.sources import build
+from smcprog.grammars.text import GrammarText
+from smcprog.grammars.vetting import vet
 from smcprog.potentials.base import Potential, Request
+from smcprog.potentials.matchers import (
+    DEAD,
+    ENDED,
+    Compiled,
+    Node,
+    Rows,
+    compiled_bytes,
+    feed,
+    fill_masks,
+    is_complete,
+    last_mask,
+    successor,
+    tokens_of,
+)
 
 __all__ = ["Grammar"]
-
-MAX_VOCABULARIES = 4  # compiled forms that one Grammar keeps
-MIN_PARALLEL = 4  # masks to compute at once before threads pay
-
-DEAD, ENDED = -1, -2  # rows without a matcher: outside the language; complete
 
 
 class Grammar(Potential):
@@ -52,17 +61,25 @@ class Grammar(Potential):
         See `regex`, `choice` and `lark` for the other kinds.
     key_order : {"declared", "any"}
         Order of the keys of JSON objects, for schemas and types. With any order, that the
-        required keys are there is checked on the finished text only, which costs particles.
+        required keys are there is checked when the object is closed, which costs particles.
     whitespace : {"bounded", "none", "free"}
         White space inside a JSON value, for schemas and types. Bounded is at most one blank
         or one line break with up to 40 blanks of indentation per gap, so that generation
         cannot go on for ever in white space.
+    formats : {"assert", "annotate"}
+        Whether ``format`` restricts strings, for schemas and types. Formats that no
+        standard defines never do.
+    trusted : bool
+        False for what comes from a stranger: the source is first tried out in another
+        process, which is ended after 5 s or at 512 MiB (`smcprog.grammars.vet`).
 
     Raises
     ------
     GrammarError
         If the source is invalid, or uses what cannot be enforced exactly; with the keyword,
         line or position.
+    GrammarLimitError
+        If it is too large, or costs too much.
 
     Notes
     -----
@@ -81,25 +98,35 @@ class Grammar(Potential):
 
     masks = True
     joins = True
+    max_checks = 64
 
     def __init__(
-        self, source: Any, *, key_order: str = "declared", whitespace: str = "bounded"
+        self,
+        source: Any,
+        *,
+        key_order: str = "declared",
+        whitespace: str = "bounded",
+        formats: str = "assert",
+        trusted: bool = True,
     ) -> None:
         self.source = source
-        options = {"key_order": key_order, "whitespace": whitespace}
-        self._text = _grammar_text(source, options)
-        self._compiled: OrderedDict[int, _Compiled] = OrderedDict()
-        self._bytes = compile_text(self._text.lark, byte_tokenizer())
-        self._check_compiled(self._bytes)
-        first = self._bytes.deep_copy()
+        options = {"key_order": key_order, "whitespace": whitespace, "formats": formats}
+        self._text = _grammar_text(source, options, trusted)
+        self._compiled: WeakValueDictionary[tuple[bytes, str], Compiled] = WeakValueDictionary()
+        self.joins = not self._text.follows_prompt  # what follows other prompts may differ
+        self.rejects = any(check.rejects for check in self._text.checks)
+        first = compiled_bytes(self._text).deep_copy()
         possible = any(first.compute_bitmask()[: 256 // 8])
         if first.is_error() and not is_dead_end(first.get_error()):
-            raise GrammarError(self._text.explain_error(first.get_error()))
+            reason = self._text.explain_error(first.get_error())
+            if is_limit(first.get_error()):
+                raise GrammarLimitError(reason, limit="fuel")
+            raise GrammarError(reason)
         if first.is_error() or not (possible or first.is_accepting()):
             raise GrammarError(f"{self.name}: no text is in the language")
 
     @classmethod
-    def regex(cls, pattern: Any) -> Grammar:
+    def regex(cls, pattern: Any, *, trusted: bool = True) -> Grammar:
         r"""Texts that match a regular expression as a whole.
 
         Parameters
@@ -107,31 +134,73 @@ class Grammar(Potential):
         pattern : str or re.Pattern
             As for `re.fullmatch`. Back-references, look-around, word boundaries and
             possessive quantifiers have no equivalent and are refused.
+        trusted : bool
+            As for `Grammar`.
 
         Examples
         --------
         >>> Grammar.regex(r"\d{4}-\d\d-\d\d").accepts("2024-02-29")
         True
         """
-        return cls(regex_grammar(pattern))
+        return cls(_built("regex", pattern, trusted=trusted))
 
     @classmethod
-    def choice(cls, choices: Iterable[str]) -> Grammar:
+    def choice(cls, choices: Iterable[str], *, trusted: bool = True) -> Grammar:
         """One of some strings, exactly; one may begin another, and repeats count once."""
-        return cls(choice_grammar(choices))
+        return cls(_built("choice", choices, trusted=trusted))
 
     @classmethod
-    def lark(cls, text_or_path: Any) -> Grammar:
-        """A context-free grammar in Lark's notation, with the rule ``start``.
+    def lark(
+        cls,
+        source: Any,
+        *,
+        start: str | None = None,
+        parser: str | None = None,
+        lexer: str = "auto",
+        import_paths: Iterable[str | os.PathLike[str]] = (),
+        trusted: bool = True,
+    ) -> Grammar:
+        """A context-free grammar in Lark's notation, or a `lark.Lark` object.
 
         Parameters
         ----------
-        text_or_path : str or os.PathLike
+        source : str, os.PathLike or lark.Lark
             The grammar, or the path of a file. A str is a path if it is one line that ends
-            in ``.lark``.
+            in ``.lark``. A `lark.Lark` object means what its own parser takes.
+        start : str, optional
+            The start rule; by default ``start``, or the one that the object has.
+        parser : {"lalr", "earley", "cyk"}, optional
+            Take exactly what ``lark.Lark(…, parser=…, lexer=…)`` parses. By default the
+            language is every text that the grammar derives.
+        lexer : str
+            Lark's, where `parser` is given.
+        import_paths : iterable of str or os.PathLike
+            Folders where ``%import`` looks first.
+        trusted : bool
+            As for `Grammar`; a str is the grammar itself then. What Lark has to check is not
+            taken from strangers, since Python's `re` has no limit on its time.
+
+        Notes
+        -----
+        The page on Lark grammars says what is masked, what is checked, and what is refused.
         """
-        text, name = _lark_source(text_or_path)
-        return cls(lark_grammar(text, name))
+        if isinstance(source, lark.Lark):
+            if parser is not None or lexer != "auto" or import_paths or not trusted:
+                raise GrammarError(
+                    "a lark.Lark object has its own parser, lexer and import_paths, and is "
+                    "always trusted: only start=… goes with it"
+                )
+            return cls(object_grammar(source, "lark.Lark", start))
+        text, name, path = _lark_source(source, trusted)
+        options: dict[str, Any] = {"start": start or "start", "parser": parser, "lexer": lexer}
+        options |= {"path": path, "import_paths": [os.fspath(p) for p in import_paths]}
+        built = _built("lark", text, trusted=trusted, name=name, **options)
+        if built.checks and not trusted:
+            raise GrammarError(
+                f"{name}: Lark would have to check this grammar ({built.checks[0].description}), "
+                "and Python's re has no limit on its time: not for what comes from a stranger"
+            )
+        return cls(built)
 
     @property
     def name(self) -> str:
@@ -151,39 +220,57 @@ class Grammar(Potential):
             data = text.encode()
         except UnicodeEncodeError:  # half a surrogate pair
             return False
-        matcher = self._bytes.deep_copy()
+        matcher = compiled_bytes(self._text).deep_copy()
         consumed = matcher.try_consume_tokens(list(data))
-        self._check_running(matcher)
+        if matcher.is_error() and not is_dead_end(matcher.get_error()):
+            reason, _, _ = error_reason(matcher.get_error())
+            raise PotentialError(
+                f"{self.name}: the mask engine gave up: {reason[:300]}", potential=self.name
+            )
         if consumed < len(data) or not matcher.is_accepting():
             return False
-        checks = _feed(self._begin_checks(), data)
+        checks = feed(tuple(check.begin() for check in self._text.checks), data)
         return checks is not None and all(check.complete() for check in checks)
 
     def explain(self) -> str:
-        """What the token mask covers, and what is checked besides."""
+        """What the token mask covers, what is checked besides, and what it costs.
+
+        The cost is counted in the mask engine's own fuel, along some random texts; the times
+        beside it are what that much fuel takes by its makers' figures.
+        """
+        try:
+            cost = str(walk_cost(self._text.lark))
+        except GrammarLimitError as error:
+            cost = str(error)
         checks = [f"checked {c.when}: {c.description}" for c in self._text.checks]
         return "\n  ".join(
             [
                 self.name,
                 f"masked, token by token: {self._text.covers}",
                 *(checks or ["checked besides: nothing"]),
+                f"cost, estimated: {cost}",
             ]
         )
 
     # ------------------------------------------------------------------ potential
 
-    def start(self, request: Request, n: int) -> _State:
-        compiled = self._compile(request.vocab)
+    def start(self, request: Request, n: int) -> Rows:
+        text = self._text
+        if text.follows_prompt:
+            text = text.after(_plain_prompt(request))
+        compiled = self._compile(text, request.vocab)
         compiled.root.holders += 1
-        return _State(compiled, [compiled.root], [0] * n)
+        room = request.max_tokens if request.truncate else request.max_tokens - 1
+        return Rows(compiled, [compiled.root], [0] * n, [room] * n)
 
     def advance(
-        self, state: _State, tokens_N_T: Tensor, lengths_N: Tensor, ended_N: Tensor
-    ) -> tuple[_State, Tensor]:
+        self, state: Rows, tokens_N_T: Tensor, lengths_N: Tensor, ended_N: Tensor
+    ) -> tuple[Rows, Tensor]:
         known = state.compiled.tokens
         tokens, lengths, ended = tokens_N_T.tolist(), lengths_N.tolist(), ended_N.tolist()
         log_psi = [-math.inf] * len(state.rows)
         rows = [DEAD] * len(state.rows)
+        room = [left - length for left, length in zip(state.room, lengths, strict=True)]
         # Rows with one history and the same new tokens share one successor.
         groups: list[dict[tuple[int, ...], list[int]]] = [{} for _ in state.nodes]
         for i, at in enumerate(state.rows):
@@ -196,276 +283,119 @@ class Grammar(Potential):
                 new = new[:-1]
             if known.not_text.isdisjoint(new):
                 groups[at].setdefault(new, []).append(i)
-        nodes: list[_Node] = []
+        nodes: list[Node] = []
         for node, successors in zip(state.nodes, groups, strict=True):
             # The empty continuation needs the node as it is, so it comes last.
             order = sorted(successors, key=lambda new: not new)
             for k, new in enumerate(order):
                 last = k == len(order) - 1
-                after = self._successor(known, node, new, may_change=last)
+                after = successor(state.compiled, node, new, may_change=last)
                 if after is None:
                     continue
                 members = successors[new]
-                complete = any(ended[i] for i in members) and self._is_complete(after)
-                running = [i for i in members if not ended[i]]
+                finished = any(ended[i] or room[i] <= 0 for i in members)
+                complete = finished and is_complete(state.compiled, after)
+                # Where no more text fits, a text that is not complete can never be.
+                running = [i for i in members if not ended[i] and (room[i] > 0 or complete)]
+                for i in running:
+                    rows[i], log_psi[i] = len(nodes), 0.0
                 for i in members:
-                    if not ended[i]:
-                        rows[i], log_psi[i] = len(nodes), 0.0
-                    elif complete:
+                    if ended[i] and complete:
                         rows[i], log_psi[i] = ENDED, 0.0
                 if running:
                     after.holders += 1
                     nodes.append(after)
         state.release()
-        return _State(state.compiled, nodes, rows), torch.tensor(log_psi, dtype=torch.float64)
+        return Rows(state.compiled, nodes, rows, room), torch.tensor(log_psi, dtype=torch.float64)
 
-    def fork(self, state: _State, ancestors_M: Tensor) -> _State:
+    def admits(
+        self, state: Rows, rows: Sequence[int], tokens: Sequence[int], ended: Sequence[bool]
+    ) -> list[bool]:
+        known: dict[tuple[int, int, bool], bool] = {}  # rows of one history share an answer
+        out = []
+        for row, token, end in zip(rows, tokens, ended, strict=True):
+            at = state.rows[row]
+            finished = end or state.room[row] <= 1
+            if at >= 0 and (at, token, finished) not in known:
+                eos = end and token in state.compiled.tokens.eos
+                new = () if eos else (token,)
+                known[at, token, finished] = self._admits(state, at, new, finished)
+            out.append(at >= 0 and known[at, token, finished])
+        return out
+
+    def _admits(self, state: Rows, at: int, new: tuple[int, ...], finished: bool) -> bool:
+        if not state.compiled.tokens.not_text.isdisjoint(new):
+            return False
+        after = successor(state.compiled, state.nodes[at], new, may_change=False)
+        return after is not None and (not finished or is_complete(state.compiled, after))
+
+    def fork(self, state: Rows, ancestors_M: Tensor) -> Rows:
         return state.select(ancestors_M.tolist())
 
-    def join(self, states: Sequence[_State]) -> _State:
-        return _State.joined(states)
+    def join(self, states: Sequence[Rows]) -> Rows:
+        return Rows.joined(states)
 
-    def release(self, state: _State) -> None:
+    def release(self, state: Rows) -> None:
         state.release()
 
-    def mask(self, state: _State) -> Tensor:
-        """int32 [N, ceil(V / 32)]; EOS ids are set exactly where the output is complete."""
+    def mask(self, state: Rows) -> Tensor:
+        """int32 [N, ceil(V / 32)]; EOS ids are set exactly where the output is complete.
+
+        Where `max_tokens` leaves room for one more token of text, only those that complete the
+        output are set.
+        """
         eos_W = state.compiled.tokens.eos_W
         missing = [node for node in state.nodes if node.mask_W is None]
         if missing:
-            self._fill(state.compiled.tokens, missing)
+            fill_masks(state.compiled, missing)
         masks = [node.mask_W for node in state.nodes]
         table = torch.stack([*masks, eos_W, torch.zeros_like(eos_W)])  # type: ignore[list-item]
         # The last two rows of the table are those of ENDED and DEAD.
-        return table[state.rows]
+        masks_N_W = table[state.rows]
+        for i, (at, left) in enumerate(zip(state.rows, state.room, strict=True)):
+            if at >= 0 and left == 1:
+                masks_N_W[i] = last_mask(state.compiled, state.nodes[at])
+        return masks_N_W
 
-    # ------------------------------------------------------------------ inside
-
-    def _compile(self, vocab: Vocabulary) -> _Compiled:
-        compiled = self._compiled.get(id(vocab))
+    def _compile(self, text: GrammarText, vocab: Vocabulary) -> Compiled:
+        """Starts that overlap in time share a root, so that their rows share histories."""
+        key = (tokens_of(vocab).key, text.name)
+        compiled = self._compiled.get(key)
         if compiled is None:
-            matcher = compile_text(self._text.lark, vocab.ll_tokenizer)
-            self._check_compiled(matcher)
-            compiled = _Compiled(vocab, matcher, self._begin_checks())
-            self._compiled[id(vocab)] = compiled
-            while len(self._compiled) > MAX_VOCABULARIES:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(id(vocab))
+            compiled = self._compiled[key] = Compiled(text, vocab)
         return compiled
 
-    def _successor(
-        self, known: _Tokens, node: _Node, new: tuple[int, ...], may_change: bool
-    ) -> _Node | None:
-        """The node after `new`, or None where that leaves the language."""
-        if not new:
-            return node
-        alone = may_change and node.holders == 1
-        matcher = node.matcher if alone else node.matcher.deep_copy()
-        consumed = matcher.try_consume_tokens(list(new))
-        self._check_running(matcher)
-        if consumed < len(new):
-            return None
-        checks = node.checks
-        if checks:
-            after = _feed(checks, b"".join(known.bytes_V[t] for t in new))
-            if after is None:
-                return None
-            checks = after
-        return _Node(matcher, checks)
 
-    def _is_complete(self, node: _Node) -> bool:
-        accepting = node.matcher.is_accepting()
-        self._check_running(node.matcher)
-        return accepting and all(check.complete() for check in node.checks)
-
-    def _begin_checks(self) -> tuple[CheckState, ...]:
-        return tuple(check.begin() for check in self._text.checks)
-
-    def _fill(self, known: _Tokens, nodes: list[_Node]) -> None:
-        width = known.eos_W.shape[0]
-        masks_U_W = torch.zeros((len(nodes), width), dtype=torch.int32)
-        at, stride = masks_U_W.data_ptr(), width * masks_U_W.element_size()
-        if len(nodes) < MIN_PARALLEL:
-            for i, node in enumerate(nodes):
-                node.matcher.unsafe_compute_mask_ptr(at + i * stride, stride)
-        else:
-            jobs = [(node.matcher, i) for i, node in enumerate(nodes)]
-            _executor().unsafe_compute_mask_ptr(jobs, at, stride, len(nodes))
-        masks_U_W &= known.text_W
-        for node, mask_W in zip(nodes, masks_U_W, strict=True):
-            self._check_running(node.matcher)
-            if node.matcher.is_error():
-                mask_W.zero_()  # the vocabulary has no token that could follow
-            elif node.matcher.is_accepting():
-                mask_W |= known.eos_W
-            node.mask_W = mask_W
-
-    def _check_compiled(self, matcher: LLMatcher) -> None:
-        if matcher.is_error():
-            raise GrammarError(self._text.explain_error(matcher.get_error()))
-
-    def _check_running(self, matcher: LLMatcher) -> None:
-        """Leaving the language is no error of the engine; running into its limits is."""
-        if matcher.is_error() and not is_dead_end(matcher.get_error()):
-            reason, _, _ = error_reason(matcher.get_error())
-            raise PotentialError(
-                f"{self.name}: the mask engine gave up: {reason[:300]}", potential=self.name
-            )
+def _plain_prompt(request: Request) -> str | None:
+    """The text of a prompt; None if it is a conversation."""
+    if isinstance(request.prompt, str):
+        return request.prompt
+    if all(isinstance(part, int) for part in request.prompt):
+        return request.vocab.to_bytes(request.prompt_tokens).decode("utf-8", errors="replace")
+    return None
 
 
-def _feed(checks: tuple[CheckState, ...], data: bytes) -> tuple[CheckState, ...] | None:
-    """The checks after more text; None where one of them sees a dead end."""
-    if not data:
-        return checks
-    fed = []
-    for check in checks:
-        after = check.feed(data)
-        if after is None:
-            return None
-        fed.append(after)
-    return tuple(fed)
+def _built(kind: str, source: Any, *, trusted: bool, **options: Any) -> GrammarText:
+    """Translate a source; a stranger's is tried out in another process first."""
+    if not trusted:
+        if kind == "choice":
+            source = guard_choices(source)  # may be an iterator
+        vet(kind, source, **options)
+    return build(kind, source, **options)
 
 
-class _Tokens:
-    """What the ids of a vocabulary are to a grammar.
-
-    Attributes
-    ----------
-    bytes_V : list of bytes
-    not_text : frozenset of int
-        EOS ids, special tokens and ids without a token.
-    text_W, eos_W : Tensor, int32, [W]
-        Bit masks of the tokens that are text, and of the EOS ids.
-    """
-
-    def __init__(self, vocab: Vocabulary) -> None:
-        self.bytes_V = vocab.token_bytes
-        self.eos = frozenset(vocab.eos_ids)
-        self.not_text = frozenset(
-            v for v, text in enumerate(self.bytes_V) if not text or v in self.eos
-        )
-        is_text = torch.ones(-(-vocab.size // 32) * 32, dtype=torch.bool)
-        is_text[vocab.size :] = False
-        is_text[list(self.not_text)] = False
-        is_eos = torch.zeros_like(is_text)
-        is_eos[list(self.eos)] = True
-        self.text_W, self.eos_W = _pack(is_text), _pack(is_eos)
-
-
-_tokens_of: WeakKeyDictionary[Vocabulary, _Tokens] = WeakKeyDictionary()
-
-
-@functools.lru_cache(maxsize=1)
-def _executor() -> LLExecutor:
-    """Threads that compute masks, shared by all grammars."""
-    return LLExecutor()
-
-
-class _Compiled:
-    """A grammar over one vocabulary.
-
-    Attributes
-    ----------
-    tokens : _Tokens
-    root : _Node
-        The start; never changed in place, since this object holds it too.
-    """
-
-    def __init__(
-        self, vocab: Vocabulary, matcher: LLMatcher, checks: tuple[CheckState, ...]
-    ) -> None:
-        self.vocab = vocab  # as long as it lives, its id is not given to another
-        if vocab not in _tokens_of:
-            _tokens_of[vocab] = _Tokens(vocab)
-        self.tokens = _tokens_of[vocab]
-        self.root = _Node(matcher, checks)
-        self.root.holders = 1
-
-
-def _pack(bits: Tensor) -> Tensor:
-    """Bool [32 W] to int32 [W], bit ``v % 32`` of word ``v // 32``."""
-    weights = 1 << torch.arange(32, dtype=torch.int64)
-    words = (bits.view(-1, 32) * weights).sum(1)
-    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
-
-
-class _Node:
-    """What follows one history: a matcher, shared by all rows that have it.
-
-    `holders` counts the states that refer to the node. A node with one holder may be
-    advanced in place; otherwise its matcher is copied first.
-    """
-
-    __slots__ = ("checks", "holders", "mask_W", "matcher")
-
-    def __init__(self, matcher: LLMatcher, checks: tuple[CheckState, ...]) -> None:
-        self.matcher = matcher
-        self.checks = checks  # what each of the grammar's checks knows of the text
-        self.holders = 0
-        self.mask_W: Tensor | None = None
-
-
-class _State:
-    """Rows of a population: `rows[i]` is the index of row i's node, or DEAD, or ENDED."""
-
-    __slots__ = ("compiled", "nodes", "rows")
-
-    def __init__(self, compiled: _Compiled, nodes: list[_Node], rows: list[int]) -> None:
-        self.compiled = compiled
-        self.nodes = nodes  # each is counted in its `holders`
-        self.rows = rows
-
-    def select(self, ancestors: list[int]) -> _State:
-        rows = [self.rows[a] for a in ancestors]
-        index: dict[int, int] = {}
-        for at in rows:
-            if at >= 0:
-                index.setdefault(at, len(index))
-        nodes = [self.nodes[at] for at in index]
-        for node in nodes:
-            node.holders += 1
-        return _State(self.compiled, nodes, [index.get(at, at) for at in rows])
-
-    @staticmethod
-    def joined(states: Sequence[_State]) -> _State:
-        nodes: list[_Node] = []
-        rows: list[int] = []
-        index: dict[int, int] = {}  # by identity: a history may be in several of them
-        for state in states:
-            for node in state.nodes:
-                if id(node) not in index:
-                    index[id(node)] = len(nodes)
-                    nodes.append(node)
-                    node.holders += 1
-            rows += [at if at < 0 else index[id(state.nodes[at])] for at in state.rows]
-        for state in states:
-            state.release()
-        return _State(states[0].compiled, nodes, rows)
-
-    def release(self) -> None:
-        for node in self.nodes:
-            node.holders -= 1
-        self.nodes = []
-        self.rows = []
-
-    def __del__(self) -> None:
-        self.release()
-
-
-def _grammar_text(source: Any, options: dict[str, str]) -> GrammarText:
+def _grammar_text(source: Any, options: dict[str, str], trusted: bool) -> GrammarText:
     if isinstance(source, GrammarText):
-        if options != {"key_order": "declared", "whitespace": "bounded"}:
-            raise GrammarError("key_order and whitespace are options of schemas and types only")
+        if options != {"key_order": "declared", "whitespace": "bounded", "formats": "assert"}:
+            raise GrammarError(
+                "key_order, whitespace and formats are options of schemas and types only"
+            )
         return source
-    if isinstance(source, bool):
-        return schema_grammar(source, f"schema {str(source).lower()}", **options)
-    if isinstance(source, dict):
-        title = source.get("title")
-        name = f"schema {title}" if isinstance(title, str) else "schema"
-        return schema_grammar(source, name, **options)
+    if isinstance(source, (bool, dict)):
+        return _built("schema", source, trusted=trusted, **options)
     if is_type(source):
         name = source.__name__ if isinstance(source, type) else str(source)
-        return schema_grammar(type_schema(source), name, **options)
+        return _built("schema", type_schema(source), trusted=trusted, name=name, **options)
     if isinstance(source, (str, os.PathLike)):
         raise GrammarError(
             f"Grammar({source!r}): say what the text is: Grammar.lark(…), Grammar.regex(…), "
@@ -477,20 +407,23 @@ def _grammar_text(source: Any, options: dict[str, str]) -> GrammarText:
     )
 
 
-def _lark_source(text_or_path: Any) -> tuple[str, str]:
-    """Text of a Lark grammar, and what to call it."""
-    is_path = isinstance(text_or_path, os.PathLike) or (
-        isinstance(text_or_path, str)
-        and "\n" not in text_or_path
-        and text_or_path.endswith(".lark")
+def _lark_source(source: Any, trusted: bool) -> tuple[str, str, str | None]:
+    """Text of a Lark grammar, what to call it, and its path if it is a file.
+
+    A stranger's str is a grammar, and names no file to be read here.
+    """
+    is_path = isinstance(source, os.PathLike) or (
+        trusted and isinstance(source, str) and "\n" not in source and source.endswith(".lark")
     )
     if is_path:
-        path = os.fspath(text_or_path)
+        path = os.fspath(source)
         try:
             with open(path, encoding="utf-8") as file:
-                return file.read(), os.path.basename(path)
+                return file.read(), os.path.basename(path), path
         except (OSError, UnicodeDecodeError) as error:
             raise GrammarError(f"cannot read the grammar file {path}: {error}") from error
-    if not isinstance(text_or_path, str):
-        raise GrammarError(f"a Lark grammar is a str or a path, got {type(text_or_path).__name__}")
-    return text_or_path, "lark"
+    if not isinstance(source, str):
+        raise GrammarError(
+            f"a Lark grammar is a str, a path or a lark.Lark object, got {type(source).__name__}"
+        )
+    return source, "lark", None

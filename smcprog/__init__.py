@@ -19,6 +19,8 @@ if TYPE_CHECKING:
         AllDeadError,
         BatchError,
         GrammarError,
+        GrammarLimitError,
+        GrammarTimeoutError,
         InputError,
         ModelError,
         PagesExhaustedError,
@@ -31,7 +33,15 @@ if TYPE_CHECKING:
         SMCError,
         VocabularyMismatchError,
     )
-    from smcprog.potentials import Grammar, Potential, Product, Reward, Target
+    from smcprog.potentials import (
+        Canonical,
+        Check,
+        Grammar,
+        Potential,
+        Product,
+        Reward,
+        Target,
+    )
     from smcprog.smc import (
         Particle,
         Posterior,
@@ -47,8 +57,12 @@ __all__ = [
     "LM",
     "AllDeadError",
     "BatchError",
+    "Canonical",
+    "Check",
     "Grammar",
     "GrammarError",
+    "GrammarLimitError",
+    "GrammarTimeoutError",
     "InputError",
     "ModelError",
     "PagesExhaustedError",
@@ -77,7 +91,10 @@ __all__ = [
 # torch and transformers.
 _HOMES = {
     "LM": "smcprog.engine.lm",
-    **dict.fromkeys(("Grammar", "Potential", "Product", "Reward", "Target"), "smcprog.potentials"),
+    **dict.fromkeys(
+        ("Canonical", "Check", "Grammar", "Potential", "Product", "Reward", "Target"),
+        "smcprog.potentials",
+    ),
     **dict.fromkeys(
         ("Particle", "Posterior", "RequestHandle", "RoundEvent", "RoundInfo", "Scheduler"),
         "smcprog.smc",

@@ -17,6 +17,8 @@ __all__ = [
     "AllDeadError",
     "BatchError",
     "GrammarError",
+    "GrammarLimitError",
+    "GrammarTimeoutError",
     "InputError",
     "ModelError",
     "PagesExhaustedError",
@@ -49,6 +51,24 @@ class SettingError(InputError):
 
 class GrammarError(InputError):
     """A schema, regex or grammar that is invalid or that cannot be represented."""
+
+
+class GrammarLimitError(GrammarError):
+    """A grammar that is larger, or costs more, than the caps allow; nothing of it was kept.
+
+    Attributes
+    ----------
+    limit : str
+        Which cap: "size", "nesting", "fuel", "memory" or "time".
+    """
+
+    def __init__(self, message: str, *, limit: str) -> None:
+        super().__init__(message)
+        self.limit = limit
+
+
+class GrammarTimeoutError(GrammarLimitError, TimeoutError):
+    """An untrusted grammar that was not vetted within the seconds given to it."""
 
 
 class ModelError(SMCError, ValueError):

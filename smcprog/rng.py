@@ -21,6 +21,7 @@ from smcprog.errors import InputError, SettingError
 
 __all__ = [
     "STREAM_ACCEPT",
+    "STREAM_CANDIDATE",
     "STREAM_CHOICE",
     "STREAM_REDRAW",
     "STREAM_RESAMPLE",
@@ -40,6 +41,8 @@ STREAM_ACCEPT = 3
 """Uniforms that keep drafted tokens or not."""
 STREAM_REDRAW = 4
 """Uniforms that draw tokens in place of those that were not kept."""
+STREAM_CANDIDATE = 5
+"""Uniforms that draw candidates for a check: the i-th of a draw is in stream 5 + 256 i."""
 
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -143,7 +146,7 @@ def uniforms(
     particles_M: Tensor | int,
     rounds_M: Tensor | int,
     positions: Tensor | int,
-    stream: int,
+    stream: Tensor | int,
 ) -> Tensor:
     """Uniforms at the given coordinates.
 
@@ -158,7 +161,8 @@ def uniforms(
     positions : Tensor of integers, [P], or int
         Positions within the round, the same for all M; or [M, P], each row its own.
     stream : int
-        What the uniforms are for: `STREAM_TOKEN` or another of these constants.
+        What the uniforms are for: `STREAM_TOKEN` or another of these constants. A tensor
+        broadcasts against `positions`.
 
     Returns
     -------

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from smcprog.engine.token_bytes import bytes_by_id
 from smcprog.errors import ModelError, VocabularyMismatchError
 
 if TYPE_CHECKING:
@@ -22,9 +23,8 @@ __all__ = ["Vocabulary"]
 class Vocabulary:
     """Token ids 0 .. size-1 and what each stands for.
 
-    The bytes come from the tokenizer of the mask engine (llguidance), so that the text of
-    an output and the strings that masks were computed for are the same. Everything but the
-    size and the EOS ids is computed on first use.
+    One table of bytes (`token_bytes`) is behind the text of an output and the masks of grammars
+    alike. Everything but the size and the EOS ids is computed on first use.
 
     Build one with `from_tokenizer` (a model's tokenizer) or `from_tokens` (a list of bytes).
 
@@ -35,6 +35,8 @@ class Vocabulary:
         included.
     eos_ids : tuple of int
         Ids that end an output.
+    tokenizer : transformers.PreTrainedTokenizerFast or None
+        What it was made from; None for a list of bytes.
 
     Raises
     ------
@@ -47,9 +49,10 @@ class Vocabulary:
         size: int,
         eos_ids: Iterable[int],
         *,
-        make_ll: Callable[[list[int]], LLTokenizer],
+        make_bytes: Callable[[], Mapping[int, bytes]],
         make_ids: Callable[[], dict[str, int]],
         make_special: Callable[[], Iterable[int]] = tuple,
+        tokenizer: Any = None,
     ) -> None:
         self.size = int(size)
         self.eos_ids = tuple(dict.fromkeys(int(i) for i in eos_ids))
@@ -61,7 +64,8 @@ class Vocabulary:
         wrong = [i for i in self.eos_ids if not 0 <= i < self.size]
         if wrong:
             raise ModelError(f"end-of-sequence ids {wrong} are outside the vocabulary of {size}")
-        self._make_ll = make_ll
+        self.tokenizer = tokenizer
+        self._make_bytes = make_bytes
         self._make_ids = make_ids
         self._make_special = make_special
         self._same: weakref.WeakSet[Vocabulary] = weakref.WeakSet()
@@ -80,18 +84,14 @@ class Vocabulary:
         Raises
         ------
         ModelError
-            If the tokenizer is not a fast one, there is no EOS id, or one is out of range.
+            If the tokenizer is not a fast one, the bytes of its tokens cannot be told, there
+            is no EOS id, or one is out of range.
         """
         if not getattr(tokenizer, "is_fast", False):
             raise ModelError(
                 f"{type(tokenizer).__name__} is not a fast tokenizer; the model folder needs a "
                 "tokenizer.json"
             )
-
-        def make_ll(eos: list[int]) -> LLTokenizer:
-            import llguidance.hf
-
-            return llguidance.hf.from_tokenizer(tokenizer, n_vocab=size, eos_token=eos)
 
         def make_ids() -> dict[str, int]:
             return {token: i for token, i in tokenizer.get_vocab().items() if i < size}
@@ -100,7 +100,14 @@ class Vocabulary:
             added = tokenizer.added_tokens_decoder.items()
             return [*tokenizer.all_special_ids, *(i for i, t in added if t.special)]
 
-        return cls(size, eos_ids, make_ll=make_ll, make_ids=make_ids, make_special=make_special)
+        return cls(
+            size,
+            eos_ids,
+            make_bytes=bytes_by_id(tokenizer),
+            make_ids=make_ids,
+            make_special=make_special,
+            tokenizer=tokenizer,
+        )
 
     @classmethod
     def from_tokens(cls, tokens: Sequence[bytes], eos_ids: Iterable[int]) -> Vocabulary:
@@ -115,11 +122,6 @@ class Vocabulary:
         """
         tokens = [bytes(t) for t in tokens]
 
-        def make_ll(eos: list[int]) -> LLTokenizer:
-            from llguidance import LLTokenizer, TokenizerWrapper
-
-            return LLTokenizer(TokenizerWrapper(_ByteTokens(tokens, eos)), eos_token=eos)
-
         def make_ids() -> dict[str, int]:
             ids: dict[str, int] = {}
             for i, token in enumerate(tokens):
@@ -127,12 +129,19 @@ class Vocabulary:
                 ids[name if name not in ids else f"{name}#{i}"] = i
             return ids
 
-        return cls(len(tokens), eos_ids, make_ll=make_ll, make_ids=make_ids)
+        return cls(
+            len(tokens), eos_ids, make_bytes=lambda: dict(enumerate(tokens)), make_ids=make_ids
+        )
 
     @cached_property
     def ll_tokenizer(self) -> LLTokenizer:
         """The mask engine's tokenizer over the same ids (built once, up to a second)."""
-        return self._make_ll(list(self.eos_ids))
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        # No text holds the byte FF, by which the engine knows special tokens; FE is as good.
+        tokens = [text.replace(b"\xff", b"\xfe") for text in self.token_bytes]
+        wrapper = TokenizerWrapper(_ByteTokens(tokens, self.eos_ids))
+        return LLTokenizer(wrapper, eos_token=list(self.eos_ids))
 
     @cached_property
     def _ids(self) -> dict[str, int]:
@@ -154,19 +163,15 @@ class Vocabulary:
         """Ids without text of their own: EOS ids, and what the tokenizer marks as special.
 
         Markup that the tokenizer shows as text, such as ``<think>`` in some models, is not
-        among them, though a grammar never matches such a token as text.
+        among them: it is one more spelling of that text, in grammars, too.
         """
         return frozenset(i for i in (*self.eos_ids, *self._make_special()) if i < self.size)
 
     @cached_property
     def token_bytes(self) -> list[bytes]:
         """Bytes of each id; b"" for special tokens and for ids without a token."""
-        decode = self.ll_tokenizer.decode_bytes
-        table = [b""] * self.size
-        for i in self._ids.values():
-            if i not in self.special_ids:
-                table[i] = decode([i])
-        return table
+        bytes_of, special = self._make_bytes(), self.special_ids
+        return [b"" if i in special else bytes_of.get(i, b"") for i in range(self.size)]
 
     def to_bytes(self, tokens: Iterable[int]) -> bytes:
         """Bytes of a token sequence, special tokens left out."""
@@ -222,7 +227,7 @@ class _ByteTokens:
 
     def __init__(self, tokens: Sequence[bytes], eos_ids: Sequence[int]) -> None:
         self.tokens = list(tokens)
-        self.eos_token_id = eos_ids[0]
+        self.eos_token_id = int(eos_ids[0])
         self.bos_token_id = None
         self.special_token_ids = list(eos_ids)
         self._by_length = sorted(

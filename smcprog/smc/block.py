@@ -18,9 +18,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from smcprog.smc.draft import Draft
+from smcprog.potentials.bitmask import restrict
+from smcprog.smc.draft import AnyDraft
 from smcprog.smc.draws import Draw, Draws
 from smcprog.smc.factors import Factor
+from smcprog.smc.rejection import draw_by_rejection
 from smcprog.smc.stops import StopStrings
 
 __all__ = ["DEAD", "EOS", "FINISH_REASONS", "LENGTH", "RUNNING", "STOP", "Block", "Progress"]
@@ -65,6 +67,9 @@ class Progress:
         Number of the factor that killed a dead row; −1 where no token had any weight.
     """
 
+    #: Whether factors that can are asked about each token before it is taken.
+    by_rejection = False
+
     def __init__(
         self,
         factors: Sequence[Factor],
@@ -92,11 +97,16 @@ class Progress:
         self.blame_M = torch.full((rows,), -1, dtype=torch.int64, device=device)
         self._log_q_M = torch.zeros(rows, dtype=torch.float64, device=device)
         self._old_F_M = [f.log_psi_M for f in factors]
-        # A factor with a mask must follow every token; a model scores the drafts in one
+        # A factor with a mask or a check must follow every token; a model scores the drafts in one
         # pass; the rest see the whole block once.
-        self._stepwise = [f for f in factors if f.masks]
-        self._scored = [f for f in factors if f.lm_like and not f.masks]
-        self._rest = [f for f in factors if not f.masks and not f.lm_like]
+        self._checks = [(i, f) for i, f in enumerate(factors) if f.rejects and self.by_rejection]
+        asked = [f for _, f in self._checks]
+        self._eos_ids: frozenset[int] = frozenset()
+        if asked:
+            self._eos_ids = frozenset(torch.nonzero(eos_V).flatten().tolist())
+        self._stepwise = [f for f in factors if f.masks or f in asked]
+        self._scored = [f for f in factors if f.lm_like and f not in self._stepwise]
+        self._rest = [f for f in factors if not f.lm_like and f not in self._stepwise]
 
     def _book(self, tokens_M: Tensor, took_M: Tensor, position: int) -> None:
         """Rows take one token each, and end where it ends them."""
@@ -117,6 +127,15 @@ class Progress:
         if self._truncate or not bool(must_M.any()):
             return None
         return self._eos_V | ~must_M.to(self._eos_V.device).unsqueeze(1)
+
+    def _would_end(self, rows: Sequence[int], tokens: Sequence[int], position: int) -> list[bool]:
+        """Whether each of some rows would be complete with its token."""
+        room, eos = self._room_M.tolist(), self._eos_ids
+        ended = [t in eos or room[r] == position + 1 for r, t in zip(rows, tokens, strict=True)]
+        if self._stops is not None:
+            hits = self._stops.hits(rows, tokens)
+            ended = [e or h for e, h in zip(ended, hits, strict=True)]
+        return ended
 
     def _advance(self, factor: Factor, tokens_M_T: Tensor, lengths_M: Tensor) -> None:
         """Move a factor; rows that took nothing keep their value, rows at zero are dead."""
@@ -153,7 +172,7 @@ class Block(Progress):
 
     Parameters
     ----------
-    draft : Draft or None
+    draft : AnyDraft or None
         Needed for `draft_tokens` › 0.
     draft_tokens : int
         K of this round; less than every row's room.
@@ -161,11 +180,13 @@ class Block(Progress):
         As for `Progress`.
     """
 
+    by_rejection = True
+
     def __init__(
         self,
         factors: Sequence[Factor],
         lead: int,
-        draft: Draft | None,
+        draft: AnyDraft | None,
         draws: Draws,
         stops: StopStrings | None,
         eos_V: Tensor,
@@ -225,8 +246,19 @@ class Block(Progress):
 
     def _draw(self, logw_M_V: Tensor, mask_M_V: Tensor | None, position: int) -> Draw:
         if mask_M_V is not None:
-            logw_M_V = logw_M_V.masked_fill(~mask_M_V, -math.inf)
-        return self._draws.draw(logw_M_V, position)
+            logw_M_V = restrict(logw_M_V, mask_M_V)
+        drawn = self._draws.draw(logw_M_V, position)
+        if not self._checks:
+            return drawn
+        return draw_by_rejection(
+            self._draws,
+            logw_M_V,
+            drawn,
+            position,
+            self.finish_M == RUNNING,
+            self._checks,
+            lambda rows, tokens: self._would_end(rows, tokens, position),
+        )
 
     def _take(self, drawn: Draw, position: int) -> Tensor:
         """Book one drawn token of the running rows; which rows took it."""
@@ -235,6 +267,10 @@ class Block(Progress):
         took_M = self.finish_M == RUNNING
         self._log_q_M += torch.where(took_M, drawn.log_density_M, 0.0)
         self._book(drawn.tokens_M, took_M, position)
+        if drawn.refused_by_M is not None:  # the last candidate stands for all that were refused
+            refused_M = took_M & (drawn.refused_by_M >= 0)
+            self.finish_M = self.finish_M.masked_fill(refused_M, DEAD)
+            self.blame_M = torch.where(refused_M, drawn.refused_by_M, self.blame_M)
         self._draws.took(drawn.tokens_M)
         return took_M
 

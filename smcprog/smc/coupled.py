@@ -24,8 +24,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from smcprog.potentials.bitmask import restrict
 from smcprog.smc.block import DEAD, RUNNING, Progress, allowed_by
-from smcprog.smc.draft import Draft
+from smcprog.smc.draft import AnyDraft
 from smcprog.smc.draws import Draws, pick
 from smcprog.smc.factors import Factor
 from smcprog.smc.stops import StopStrings
@@ -76,7 +77,7 @@ class CoupledBlock(Progress):
 
     Parameters
     ----------
-    draft : Draft
+    draft : AnyDraft
     drafts_M : Tensor, int64
         K of each row; less than its room. On the host.
     coupling : float
@@ -96,7 +97,7 @@ class CoupledBlock(Progress):
         self,
         factors: Sequence[Factor],
         lead: int,
-        draft: Draft,
+        draft: AnyDraft,
         draws: Draws,
         stops: StopStrings | None,
         eos_V: Tensor,
@@ -168,7 +169,7 @@ class CoupledBlock(Progress):
                     break
                 logq_S_V = self._draft.log_probs(rows)
                 if mask_P_V is not None:
-                    logq_S_V = logq_S_V.masked_fill(~mask_P_V[rows], -math.inf)
+                    logq_S_V = restrict(logq_S_V, mask_P_V[rows])
                 drawn = draws.draw(logq_S_V, position, rows)
                 # Where no token may follow, none is drafted; that counts only if it is reached.
                 some_S = drawn.log_total_M > -math.inf
@@ -252,10 +253,10 @@ class CoupledBlock(Progress):
         assert logw_S_V is not None  # the target has a model
         mask_P_V = drafts.mask_P_V[position]
         if mask_P_V is not None:
-            logw_S_V = logw_S_V.masked_fill(~mask_P_V[row_S], -math.inf)
+            logw_S_V = restrict(logw_S_V, mask_P_V[row_S])
         last_S_V = self._only_eos(position, live_S)
         if last_S_V is not None:
-            logw_S_V = logw_S_V.masked_fill(~last_S_V, -math.inf)
+            logw_S_V = restrict(logw_S_V, last_S_V)
         elif self._normalized and mask_P_V is None:
             return logw_S_V, torch.zeros(len(live_S), dtype=torch.float64, device=live_S.device)
         log_z_S = logw_S_V.logsumexp(1).double()

@@ -8,14 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from smcprog.rng import STREAM_ACCEPT, STREAM_REDRAW, STREAM_TOKEN, uniforms
+from smcprog.rng import (
+    STREAM_ACCEPT,
+    STREAM_CANDIDATE,
+    STREAM_REDRAW,
+    STREAM_TOKEN,
+    uniforms,
+)
 from smcprog.smc.strata import extend_keys, spread
+from smcprog.smc.urn import Urn
 
 __all__ = ["Draw", "Draws", "categorical", "pick"]
+
+FIRST_CANDIDATES = 16  # uniforms made at once for the candidates of one draw
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +39,14 @@ class Draw:
         log q of the token under the row's *normalised* weights; −∞ in an empty row.
     log_total_M : Tensor, float64
         log Σ_v exp(logw_v); −∞ in an empty row (nothing can be drawn there).
+    refused_by_M : Tensor, int64, optional
+        Number of the factor that refused every candidate of a row, else −1.
     """
 
     tokens_M: Tensor
     log_density_M: Tensor
     log_total_M: Tensor
+    refused_by_M: Tensor | None = None
 
 
 def categorical(weights_M_V: Tensor, u_M: Tensor) -> Tensor:
@@ -133,6 +146,32 @@ class Draws:
     def redraw(self, weights_M_V: Tensor, position: int, rows: Tensor) -> Tensor:
         """A token in place of one that was not kept, given unnormalised weights."""
         return categorical(weights_M_V, self._uniform(STREAM_REDRAW, position, rows))
+
+    def urns(self, weights_S_V: Tensor, position: int, rows: Tensor) -> list[Urn]:
+        """Draws without replacement in place of a row's token, given unnormalised weights."""
+        seeds, particles = self._seeds[rows], self._particles[rows]
+        at_S_1 = self._at_P_B[rows, position].unsqueeze(1)
+
+        def chunk(row: slice, first: int, count: int) -> list[list[float]]:
+            index = torch.arange(first, first + count, device=seeds.device)
+            return uniforms(
+                seeds[row], particles[row], self._round, at_S_1[row], STREAM_CANDIDATE + 256 * index
+            ).tolist()
+
+        known = chunk(slice(None), 0, FIRST_CANDIDATES)
+
+        def source(i: int) -> Callable[[int], float]:
+            drawn = known[i]
+
+            def uniform(index: int) -> float:
+                if index >= len(drawn):
+                    drawn.extend(chunk(slice(i, i + 1), len(drawn), len(drawn))[0])
+                return drawn[index]
+
+            return uniform
+
+        weights = weights_S_V.double().cpu().numpy()
+        return [Urn(weights[i], source(i)) for i in range(len(rows))]
 
     def _uniform(self, stream: int, position: int, rows: Tensor | None) -> Tensor:
         if stream not in self._uniforms:

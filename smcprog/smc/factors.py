@@ -7,12 +7,15 @@ failure in it stays with its request.
 
 from __future__ import annotations
 
+import bisect
 import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from smcprog.errors import PotentialError, SMCError
@@ -62,6 +65,7 @@ class Factor:
     ) -> None:
         self.potential = potential
         self.masks = potential.masks
+        self.rejects = potential.rejects
         self.lm_like = type(potential).next_logw is not Potential.next_logw
         #: Whether `next_logw` is a log-probability distribution over the whole vocabulary.
         self.normalized = isinstance(potential, Target) and potential.power == 1
@@ -139,6 +143,27 @@ class Factor:
         ]
         return filled[0] if len(filled) == 1 else torch.cat(filled)
 
+    def admits(
+        self, rows: Sequence[int], tokens: Sequence[int], ended: Sequence[bool]
+    ) -> list[bool]:
+        """Whether log ψ stays above −∞ where each row takes its token, [S]; nothing moves.
+
+        Rows are in order.
+        """
+        out: list[bool] = []
+        at = 0
+        for state, size, owner in zip(self._parts, self._sizes, self._owners, strict=True):
+            span = slice(len(out), bisect.bisect_left(rows, at + size, len(out)))
+            answers = None
+            if span.stop > span.start and state is not None and owner not in self.failed:
+                local = [row - at for row in rows[span]]
+                answers = self._guard(
+                    owner, self._admits_of, state, local, tokens[span], ended[span]
+                )
+            out += [False] * (span.stop - span.start) if answers is None else answers
+            at += size
+        return out
+
     def lookahead(self, tokens_M_T: Tensor, lengths_M: Tensor, size: int) -> Tensor:
         """`next_logw` before and after each of T tokens on trial, [M, T + 1, size]."""
         parts, at = [], 0
@@ -157,6 +182,11 @@ class Factor:
                 part = torch.full(shape, -torch.inf, device=self._device)
             parts.append(part)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def hidden(self) -> tuple[Tensor, NDArray[np.int64]]:
+        """`Target.hidden` of every row of a target model."""
+        assert isinstance(self.potential, Target)  # all of whose rows are in one part
+        return self.potential.hidden(self._parts[0])  # type: ignore[arg-type]
 
     def copy(self, paths: int = 1) -> Factor:
         """The same rows again, `paths` neighbours for each, with states of their own.
@@ -236,6 +266,14 @@ class Factor:
         value = self.potential.next_logw(state)
         return self._checked_logw("next_logw", value, (rows, size))
 
+    def _admits_of(
+        self, state: State, rows: Sequence[int], tokens: Sequence[int], ended: Sequence[bool]
+    ) -> list[bool]:
+        answers = list(self.potential.admits(state, rows, tokens, ended))
+        if len(answers) != len(rows) or not all(isinstance(a, bool) for a in answers):
+            self._refuse("admits", f"{len(rows)} bools", repr(answers)[:80])
+        return answers
+
     def _lookahead_of(
         self, state: State, rows: int, tokens: Tensor, lengths: Tensor, size: int
     ) -> Tensor:
@@ -271,7 +309,7 @@ class Factor:
                 f"shape {shapes[torch.int32]}",
                 value,
             )
-        return unpack_bitmask(value, size).to(self._device)
+        return unpack_bitmask(value.to(self._device), size)  # packed, it is moved at an eighth
 
     def _token_logprobs_of(self, state: State, rows: int) -> Tensor | None:
         return self.potential.token_logprobs(state)

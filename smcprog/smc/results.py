@@ -79,7 +79,7 @@ def no_survivor(wave: Wave, r: int, post: Posterior) -> AllDeadError:
         culprit = " * ".join(f.name for f in factors if f.masks) or wave.target.name
         what = f"at token {position} no next token had any weight under {wave.target.name}"
     hint = ""
-    if position + 1 >= wave.settings.max_tokens:
+    if position + 2 >= wave.settings.max_tokens:  # a grammar sees the end one token early
         hint = f"; max_tokens={wave.settings.max_tokens} may be too short for a complete output"
     n_dead = int((wave.finish_B[r * len(post) : (r + 1) * len(post)] == DEAD).sum())
     return AllDeadError(

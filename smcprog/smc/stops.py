@@ -33,6 +33,13 @@ class StopStrings:
                 self._tails[i] = text[len(text) - self._keep :] if self._keep else b""
         return hit
 
+    def hits(self, rows: Sequence[int], tokens: Sequence[int]) -> list[bool]:
+        """Whether each of some rows would complete a stop string with its token."""
+        return [
+            any(n in self._tails[row] + self._token_bytes[token] for n in self._needles)
+            for row, token in zip(rows, tokens, strict=True)
+        ]
+
     def copy(self, paths: int = 1) -> StopStrings:
         """The same rows again, `paths` neighbours for each."""
         twin = copy.copy(self)

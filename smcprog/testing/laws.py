@@ -30,8 +30,8 @@ class LawError(AssertionError):
     Attributes
     ----------
     law : str
-        "shape", "batch", "telescoping", "fork", "support", "mask", "next", "lookahead" or
-        "join".
+        "shape", "batch", "telescoping", "fork", "support", "mask", "next", "admits",
+        "lookahead" or "join".
     """
 
     def __init__(self, law: str, message: str) -> None:
@@ -81,6 +81,8 @@ def check_potential(
     _check_fork(walker, walks, rng)
     _check_support(walker, walks, alone)
     _check_mask_and_next(walker, walks, alone)
+    if potential.rejects:
+        _check_admits(walker, walks, alone)
     _check_lookahead(walker, walks, alone, rng)
     if potential.joins:
         _check_join(walker, walks, alone)
@@ -298,6 +300,28 @@ def _check_mask_and_next(
                     "next",
                     f"next_logw of token {token} after {walker.show(prefix)} is "
                     f"{float(logw[0, token])}, but log ψ changes by {gained}",
+                )
+
+
+def _check_admits(walker: _Walker, walks: list[Tokens], alone: dict[Tokens, list[float]]) -> None:
+    """What `admits` foretells of a token, `advance` says after it."""
+    longest = max(map(len, walks), default=0)
+    for t in range(longest):
+        rows = [w for w in walks if len(w) > t and alone[w][t] > -math.inf]
+        if not rows:
+            continue
+        state = walker.start(len(rows))
+        state, _ = walker.advance(state, [w[:t] for w in rows], [False] * len(rows))
+        tokens, ended = [w[t] for w in rows], [walker.ends(w[: t + 1]) for w in rows]
+        answers = list(walker.potential.admits(state, range(len(rows)), tokens, ended))
+        _, values = walker.advance(state, [(v,) for v in tokens], ended)
+        for w, answer, value in zip(rows, answers, values, strict=True):
+            if answer != (value > -math.inf) or value != alone[w][t + 1]:
+                raise LawError(
+                    "admits",
+                    f"token {w[t]} after {walker.show(w[:t])} is "
+                    f"{'admitted' if answer else 'refused'}, but log ψ is {value} after it "
+                    f"({alone[w][t + 1]} where `admits` was not asked)",
                 )
 
 

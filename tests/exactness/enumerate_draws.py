@@ -16,6 +16,7 @@ from torch import Tensor
 from smcprog.potentials import Potential, Product, Request
 from smcprog.smc.draws import Draws
 from smcprog.smc.settings import Settings
+from smcprog.smc.urn import Urn
 from smcprog.smc.wave import Wave, WaveRequest
 
 
@@ -51,6 +52,18 @@ class Path:
     finish: int
 
 
+class ScriptedUrn(Urn):
+    """Candidates for a check are choices of the script, too."""
+
+    def __init__(self, weights_V, row: Script):
+        super().__init__(weights_V.copy(), lambda i: math.nan)
+        self._row = row
+
+    def draw(self) -> int:
+        at = self._row.follow(self._weights_V.tolist())
+        return int(self._weights_V.argmax()) if at is None else at
+
+
 class ScriptedDraws(Draws):
     def __init__(
         self, scripts, eos_ids, seeds_M, particles_M, round_index, positions, keys_M=None, paths=1
@@ -73,9 +86,19 @@ class ScriptedDraws(Draws):
             token = None if row.ended_in_block else row.follow(weights)
             if token is None:  # nothing depends on it: any possible token will do
                 token = max(range(len(weights)), key=weights.__getitem__)
-            row.ended_in_block |= token in self._eos_ids and row.choices is None
             chosen.append(token)
         return torch.tensor(chosen)
+
+    def took(self, tokens_M: Tensor, rows: Tensor | None = None) -> None:
+        if rows is None:
+            for row, token in zip(self._rows, tokens_M.tolist(), strict=True):
+                row.ended_in_block |= token in self._eos_ids and row.choices is None
+
+    def urns(self, weights_S_V: Tensor, position: int, rows: Tensor) -> list[Urn]:
+        return [
+            ScriptedUrn(weights, self._rows[row])
+            for row, weights in zip(rows.tolist(), weights_S_V.double().numpy(), strict=True)
+        ]
 
     def accept(self, log_chance_M: Tensor, position: int, rows: Tensor) -> Tensor:
         keep_M = log_chance_M.exp().clamp(max=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 
-from smcprog.grammars.lark_ast import (
+from smcprog.grammars.lark.ast import (
     Alternatives,
     Expression,
     Name,
@@ -19,12 +19,14 @@ from smcprog.grammars.lark_ast import (
     Sequence,
     Text,
 )
-from smcprog.grammars.lark_parser import parse_lark
+from smcprog.grammars.lark.load import load_lark
+from smcprog.grammars.lark.templates import expand_templates
 
 
 def derived_texts(text: str, alphabet: str, length: int) -> set[str]:
     """All texts over an alphabet, up to a length, that the grammar derives from `start`."""
-    file = parse_lark(text)
+    file = load_lark(text)
+    definitions = expand_templates(file.definitions)
     words = ["".join(w) for n in range(length + 1) for w in itertools.product(alphabet, repeat=n)]
 
     def concat(a: set[str], b: set[str]) -> set[str]:
@@ -48,10 +50,10 @@ def derived_texts(text: str, alphabet: str, length: int) -> set[str]:
             return set().union(*(language(o, known, gap) for o in node.options))
         if isinstance(node, Repeat):
             return power(language(node.inner, known, gap), node.low, node.high)
-        if isinstance(node, Name) and not file.definitions[node.name].is_terminal:
+        if isinstance(node, Name) and not definitions[node.name].is_terminal:
             return known[node.name]
         if isinstance(node, Name):
-            found = language(file.definitions[node.name].body, known, {""})
+            found = language(definitions[node.name].body, known, {""})
         elif isinstance(node, Text):
             found = {w for w in words if w == node.value}
             if node.ignore_case:
@@ -60,14 +62,13 @@ def derived_texts(text: str, alphabet: str, length: int) -> set[str]:
             found = {w for w in words if len(w) == 1 and node.low <= w <= node.high}
         else:
             assert isinstance(node, Pattern)
-            flags = re.IGNORECASE if "i" in node.flags else 0
-            compiled = re.compile(node.value, flags)
+            compiled = re.compile(f"(?{node.flags}){node.value}" if node.flags else node.value)
             found = {w for w in words if compiled.fullmatch(w)}
         return concat(found, gap)
 
     ignored = set().union(*(language(e, {}, {""}) for e in file.ignored))
     gap = power(ignored, 0, None)
-    rules = {n: d for n, d in file.definitions.items() if not d.is_terminal}
+    rules = {n: d for n, d in definitions.items() if not d.is_terminal}
     known: dict[str, set[str]] = {name: set() for name in rules}
     while True:
         new = {name: known[name] | language(d.body, known, gap) for name, d in rules.items()}

@@ -10,6 +10,7 @@ import typing
 import uuid
 from typing import Annotated, Any, Literal, NamedTuple, Optional, TypedDict
 
+import annotated_types
 import pydantic
 import pytest
 
@@ -19,6 +20,11 @@ from smcprog import Grammar, GrammarError
 class Colour(enum.Enum):
     RED = "red"
     BLUE = "blue"
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
 
 
 class Point(TypedDict):
@@ -87,6 +93,10 @@ def test_not_required_keys():
     assert not Grammar(kind).accepts('{"b": ""}')
 
 
+class Tags(pydantic.BaseModel):
+    tags: set[str]
+
+
 class Inner(pydantic.BaseModel):
     value: Annotated[int, pydantic.Field(ge=0, le=9)]
 
@@ -142,6 +152,26 @@ def test_pydantic_inside_and_pydantic_dataclasses():
         (Colour, '"red"', '"RED"'),
         (uuid.UUID, '"123e4567-e89b-12d3-a456-426655440000"', '"1"'),
         (list[Point], '[{"x": 1, "y": 2}]', "[{}]"),
+        (set[int], "[1, 2]", "[1, 1]"),
+        (frozenset, '["a"]', '["a", "a"]'),
+        (Tags, '{"tags": ["a", "b"]}', '{"tags": ["a", "a"]}'),
+        (Annotated[int, annotated_types.Ge(3), annotated_types.Lt(5)], "4", "5"),
+        (Annotated[float, annotated_types.Gt(0)], "0.5", "0"),
+        (Annotated[int, annotated_types.Interval(ge=1, le=3)], "1", "4"),
+        (Annotated[int, annotated_types.MultipleOf(4)], "8", "6"),
+        (Annotated[str, annotated_types.Len(1, 2)], '"ab"', '"abc"'),
+        (Annotated[str, pydantic.Field(pattern="^a+$")], '"aa"', '"b"'),
+        (Annotated[list[Point], annotated_types.MinLen(1)], '[{"x": 1, "y": 2}]', "[]"),
+        (
+            Annotated[list[Point], pydantic.Field(max_length=1)],
+            "[]",
+            '[{"x": 1, "y": 2}, {"x": 1, "y": 2}]',
+        ),
+        (Annotated[Label, annotated_types.MinLen(1)], '{"size": 1}', "{}"),
+        (dict[str, Annotated[int, annotated_types.Le(3)]], '{"a": 3}', '{"a": 4}'),
+        (Level, "2", '"LOW"'),
+        (Literal[Colour.RED, 1], '"red"', '"blue"'),
+        (datetime.timedelta, '"P3D"', '"3 days"'),
     ],
 )
 def test_other_types(source, inside, outside):
@@ -168,10 +198,6 @@ class Unknown:
     field: Nowhere  # type: ignore[name-defined]  # noqa: F821
 
 
-class Tags(pydantic.BaseModel):
-    tags: set[str]
-
-
 class Row(NamedTuple):
     a: int
 
@@ -183,13 +209,32 @@ class Row(NamedTuple):
         (WithOdd, r"WithOdd\.odd: no JSON Schema for the type"),
         (Keys, r"Keys\.table: the keys of a JSON object are str"),
         (Unknown, "Unknown: cannot resolve its annotations: .*Nowhere"),
-        (Tags, r"uniqueItems at \$\.properties\.tags\.uniqueItems"),
         (Literal[b"x"], "not a JSON value"),
     ],
 )
 def test_refused_by_field(source, message):
     with pytest.raises(GrammarError, match=message):
         Grammar(source)
+
+
+@dataclasses.dataclass
+class Bounded:
+    """A dataclass whose fields are bounded."""
+
+    count: Annotated[int, annotated_types.Ge(1)]
+    names: Annotated[list[str], annotated_types.MaxLen(2)]
+    points: Annotated[set[Colour], annotated_types.MinLen(1)] = dataclasses.field(
+        default_factory=set
+    )
+
+
+def test_bounds_of_fields():
+    grammar = Grammar(Bounded)
+    assert grammar.accepts('{"count": 1, "names": ["a"], "points": ["red", "blue"]}')
+    for text in ['{"count": 0, "names": []}', '{"count": 1, "names": ["a", "b", "c"]}',
+                 '{"count": 1, "names": [], "points": []}',
+                 '{"count": 1, "names": [], "points": ["red", "red"]}']:  # fmt: skip
+        assert not grammar.accepts(text), text
 
 
 def test_named_tuple_through_pydantic():

@@ -1,94 +1,96 @@
-"""Public schemas with valid and invalid instances, against the language of each."""
+"""Public schemas with valid and invalid instances, against the language of each.
+
+`schema_ratchet.json` lists by name what is not as the instances say, each with its reason: a
+schema that is refused, a valid instance that is out of the language, an invalid one that is
+in it. A test fails where something goes wrong that is not listed, and where something listed
+goes right. To write the file anew after an improvement::
+
+    SMCPROG_UPDATE_RATCHET=1 python -m pytest tests/grammars/test_schema_data.py
+
+Reasons are kept; a new entry has the reason "?", which the tests do not accept.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import warnings
+from pathlib import Path
 
 import pytest
 
 from smcprog import Grammar, GrammarError
+from tests.grammars.serialise import in_declared_order, spellings
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
-MIN_COMPILED = 266  # of the 294 schemas; a rise is welcome, a fall is a regression
+RATCHET = Path(__file__).with_name("schema_ratchet.json")
 DRAFT7 = "http://json-schema.org/draft-07/schema#"
 
 
-def spellings(value) -> list[str]:
-    return [
-        json.dumps(value, ensure_ascii=False),
-        json.dumps(value, ensure_ascii=False, indent=2),
-        json.dumps(value, ensure_ascii=False, separators=(",", ":")),
-    ]
+def measure(rows: list[dict]) -> tuple[dict[str, set[str]], dict[str, int]]:
+    """Names of what is not as the instances say, and counts of everything."""
+    wrong: dict[str, set[str]] = {"refused": set(), "rejected": set(), "accepted": set()}
+    counts = {"schemas": 0, "valid": 0, "invalid": 0, "unchecked": 0}
+    for row in rows:
+        schema, name = row["schema"], row_name(row)
+        if isinstance(schema, dict) and row.get("draft") == "draft7":
+            schema = {"$schema": DRAFT7, **schema}
+        counts["schemas"] += 1
+        valid = [test for test in row["tests"] if test["valid"]]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                grammar = Grammar(schema)
+        except GrammarError as error:
+            assert "$" in str(error), f"{name} is refused without a place: {error}"
+            if valid or "no value can satisfy it" not in str(error):
+                wrong["refused"].add(name)
+            continue
+        counts["unchecked"] += "checked besides: nothing" in grammar.explain()
+        for test in row["tests"]:
+            counts["valid" if test["valid"] else "invalid"] += 1
+            if test["valid"]:
+                texts = spellings(in_declared_order(schema, test["data"]))
+            else:
+                texts = spellings(test["data"])[:1]
+            if any(grammar.accepts(text) != test["valid"] for text in texts):
+                kind = "rejected" if test["valid"] else "accepted"
+                wrong[kind].add(f"{name}: {test.get('description', '')}")
+    return wrong, counts
+
+
+def row_name(row: dict) -> str:
+    return row.get("name") or f"{row['draft']} {row['file']}: {row['description']}"
+
+
+def compare(data: str, wrong: dict[str, set[str]]) -> None:
+    ratchet = json.loads(RATCHET.read_text(encoding="utf-8"))
+    known = ratchet.setdefault(data, {})
+    if os.environ.get("SMCPROG_UPDATE_RATCHET"):
+        ratchet[data] = {
+            kind: {name: known.get(kind, {}).get(name, "?") for name in sorted(names)}
+            for kind, names in wrong.items()
+        }
+        text = json.dumps(ratchet, indent=1, ensure_ascii=False, sort_keys=True)
+        RATCHET.write_text(text + "\n", encoding="utf-8")
+        return
+    for kind, names in wrong.items():
+        listed = known.get(kind, {})
+        assert names - listed.keys() == set(), f"{kind}: not in the ratchet file"
+        assert listed.keys() - names == set(), f"{kind}: right now; update the ratchet file"
+        assert all(len(reason) > 5 for reason in listed.values()), "a reason is missing"
 
 
 def test_real_schemas(data_rows):
     rows = data_rows("maskbench_dev")
-    compiled = 0
-    for row in rows:
-        try:
-            grammar = Grammar(row["schema"])
-        except GrammarError as error:
-            assert "at $" in str(error), f"{row['name']} is refused without a place: {error}"
-            continue
-        compiled += 1
-        for test in row["tests"]:
-            for text in spellings(test["data"]):
-                assert grammar.accepts(text) == test["valid"], (row["name"], text)
-    assert compiled >= MIN_COMPILED
+    wrong, counts = measure(rows)
+    compare("maskbench_dev", wrong)
+    assert len(wrong["refused"]) <= 0.01 * counts["schemas"]
+    assert not wrong["accepted"]
+    assert len(wrong["rejected"]) <= 0.002 * counts["valid"]
 
 
-# Annotations, not assertions, in every draft that makes them more than advice.
-ANNOTATIONS = {"optional/content.json"}
-
-
-def test_no_invalid_instance_of_the_official_suite_is_accepted(data_rows):
-    compiled = 0
-    for row in data_rows("json_schema_test_suite"):
-        schema = row["schema"]
-        if isinstance(schema, dict) and row["draft"] == "draft7":
-            schema = {"$schema": DRAFT7, **schema}
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                grammar = Grammar(schema)
-        except GrammarError:
-            continue
-        compiled += 1
-        if row["file"] in ANNOTATIONS:
-            continue
-        for test in row["tests"]:
-            if not test["valid"]:
-                for text in spellings(test["data"]):
-                    assert not grammar.accepts(text), (row["file"], row["description"], text)
-    assert compiled >= 449
-
-
-# Why a valid instance may be out of the language.
-POLICY = {"allOf", "allOf with base schema", "const with object"}  # order of keys
-POLICY_FILES = {
-    # whole numbers written as 1.0 or with an exponent
-    "const.json", "enum.json", "type.json", "optional/float-overflow.json",
-    # formats are asserted in every draft; leap seconds are written in UTC; no A-labels
-    "format.json", "optional/format/", "vocabulary.json", "format-assertion",
-}  # fmt: skip
-
-
-def test_valid_instances_of_the_official_suite_are_accepted_but_for_the_policy(data_rows):
-    for row in data_rows("json_schema_test_suite"):
-        schema = row["schema"]
-        if isinstance(schema, dict) and row["draft"] == "draft7":
-            schema = {"$schema": DRAFT7, **schema}
-        if row["description"] in POLICY or any(f in row["file"] for f in POLICY_FILES):
-            continue
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                grammar = Grammar(schema)
-        except GrammarError:
-            continue
-        for test in row["tests"]:
-            if test["valid"]:
-                text = json.dumps(test["data"], ensure_ascii=False)
-                assert grammar.accepts(text), (row["file"], row["description"], text)
+def test_the_official_suite(data_rows):
+    wrong, _ = measure(data_rows("json_schema_test_suite"))
+    compare("json_schema_test_suite", wrong)

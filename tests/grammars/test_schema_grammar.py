@@ -223,39 +223,21 @@ def test_any_key_order_on_request():
     ("schema", "message"),
     [
         ({"type": "stsring"}, r'"stsring" at \$\.type is not a type'),
-        ({"properties": 3}, r"3 at \$\.properties must be of type object"),
-        ({"properties": {"a": {"required": "b"}}}, r'"b" at \$\.properties\.a\.required'),
-        ({"minLength": -1}, r"\$\.minLength: -1 is less than"),
+        ({"properties": 3}, r'3 is not of type "object" at \$\.properties'),
+        (
+            {"properties": {"a": {"required": "b"}}},
+            r'"b" is not of type "array" at \$\.properties\.a\.required',
+        ),
+        ({"minLength": -1}, r"-1 is less than .* at \$\.minLength"),
         (
             {"properties": {"a b": {"pattern": "("}}},
             r'\$\.properties\["a b"\]\.pattern: .*position 0',
         ),
-        ({"pattern": "a(?=b)"}, r"look-ahead is not supported at position 1"),
-        ({"patternProperties": {"^(?!x)": {}}}, r"\$\.patternProperties\[.*negative look-ahead"),
-        ({"not": {}}, r"not supported: not at \$\.not"),
-        ({"items": {"uniqueItems": True}}, r"uniqueItems at \$\.items\.uniqueItems"),
-        ({"if": {}, "then": {}}, r"if at \$\.if; then at \$\.then"),
-        ({"if": {}, "then": {}, "else": {}}, r"else at \$\.else"),
-        ({"dependentRequired": {"a": ["b"]}}, r"dependentRequired at \$\.dependentRequired"),
-        ({"dependentSchemas": {"a": {}}}, r"dependentSchemas at"),
-        ({"contains": {"type": "integer"}}, r"contains at \$\.contains"),
-        ({"propertyNames": {"maxLength": 2}}, r"propertyNames at \$\.propertyNames"),
-        ({"unevaluatedProperties": False}, r"unevaluatedProperties at"),
-        (
-            {"oneOf": [{"type": "integer"}, {"minimum": 2}]},
-            r"oneOf at \$\.oneOf: branches that may",
-        ),
-        (
-            {"items": {"format": "regex"}},
-            r"format 'regex' at \$\.items\.format .*supported are date",
-        ),
-        ({"format": "unknown"}, r"format 'unknown'"),
-        ({"minimum": 2**53 + 1}, r"9007199254740993 at \$\.minimum is beyond 2\^53"),
-        ({"enum": [1, [2**60]]}, r"\$\.enum\[1\]\[0\]"),
         ({"$ref": "#/$defs/nope"}, r"\$ref at \$\.\$ref: there is no such place"),
         ({"$ref": "https://example.com/a.json"}, r"\$ref at \$\.\$ref: only references within"),
         ({"$ref": "#"}, r"circular reference: \$"),
         ({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, r"circular reference"),
+        ({"not": {"$ref": "#"}}, r"circular reference"),
         ({"type": "integer", "x-guidance": {"lenient": True}}, r"x-guidance at \$"),
         ({"type": "string", "minLength": 3, "maxLength": 2}, r"no value can satisfy"),
         (False, r"no value can satisfy"),
@@ -264,7 +246,6 @@ def test_any_key_order_on_request():
         ({"const": "\ud800"}, r"surrogate pair in a string at \$\.const"),
         ({1: 2}, r"key 1 at \$ is not a string"),
         ({"$schema": "http://json-schema.org/draft-03/schema#"}, r"draft 3"),
-        ({"patternProperties": {"a": {}, "aa": {}}}, r"patternProperties at .* overlap"),
         (
             {"exclusiveMinimum": True, "minimum": 1, "if": {}, "then": {}},
             r"if at \$\.if is of a later draft",
@@ -440,7 +421,7 @@ def test_a_schema_inside_a_lark_grammar():
     assert grammar.accepts("<12>")
     assert grammar.accepts("<null>")
     assert not grammar.accepts('<"a">')
-    with pytest.raises(GrammarError, match=r"line 1, column 8: %json: .*format 'x' at \$\.format"):
-        Grammar.lark('start: %json {"format": "x"}')
+    with pytest.raises(GrammarError, match=r"line 1, column 8: %json: .*uniqueItems at \$\.unique"):
+        Grammar.lark('start: %json {"uniqueItems": true}')
     with pytest.raises(GrammarError, match=r"minProperties at .* inside a Lark grammar"):
         Grammar.lark('start: %json {"type": "object", "minProperties": 2}')

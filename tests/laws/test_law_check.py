@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from smcprog import Potential
+from smcprog import Check, Potential
 from smcprog.potentials import Request
 from smcprog.testing import LawError, check_potential
 
@@ -121,3 +121,24 @@ def test_a_broken_one_is_named(request_ab, broken, law):
     assert caught.value.law == law
     if law != "shape":
         assert "[" in str(caught.value)  # a counterexample
+
+
+def test_a_check_that_comes_back_to_life():
+    """The prefix "a" is refused, though "aa" would be good."""
+    even = Check(lambda t: t.count("a") % 2 == 0, prefix=lambda t: t.count("a") % 2 == 0)
+    lm = random_toy(np.random.default_rng(0)).lm()
+    with pytest.raises(LawError) as caught:
+        check_potential(even, Request([0], (0,), lm.vocab, max_tokens=6), samples=60)
+    assert caught.value.law == "support"
+
+
+def test_a_check_that_foretells_what_does_not_come():
+    class Hopeful(Check):
+        def admits(self, state, rows, tokens, ended):
+            return [True] * len(rows)
+
+    none = Hopeful(lambda t: "a" not in t, prefix=lambda t: "a" not in t)
+    lm = random_toy(np.random.default_rng(0)).lm()
+    with pytest.raises(LawError) as caught:
+        check_potential(none, Request([0], (0,), lm.vocab, max_tokens=6), samples=60)
+    assert caught.value.law == "admits"

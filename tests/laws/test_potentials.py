@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smcprog import Grammar, Reward, Target
+from smcprog import Check, Grammar, Reward, Target
+from smcprog.grammars.text import FinalCheck, GrammarText
 from smcprog.potentials import Request
 from smcprog.testing import TabularLM, check_potential
 
@@ -49,7 +50,14 @@ GRAMMARS = {
     "regex": lambda: Grammar.regex("a[ab]*|b{2}c"),
     "choice": lambda: Grammar.choice(["a", "ab", "cab"]),
     "lark": lambda: Grammar.lark('start: "a" start "b" | "c"\n'),
+    "checked besides": lambda: Grammar(
+        GrammarText("odd", "start: /[ab]+/\n", "letters", (FinalCheck("odd", _is_odd),))
+    ),
 }
+
+
+def _is_odd(text):
+    return len(text) % 2 == 1
 
 
 @pytest.mark.parametrize("make", GRAMMARS.values(), ids=GRAMMARS)
@@ -76,12 +84,42 @@ def test_reward_that_forbids():
     check_potential(Reward(score), request_for(lm))
 
 
+def few(text, finished=True):
+    return text.count("a") <= 1 and (not finished or not text.endswith("b"))
+
+
+CHECKS = {
+    "finished": lambda: Check(few),
+    "finished, by rejection": lambda: Check(few, rejection=True),
+    "prefix": lambda: Check(few, at="prefix"),
+    "prefix, weighed": lambda: Check(few, at="prefix", rejection=False),
+    "two functions": lambda: Check(few, prefix=lambda text: few(text, False)),
+    "batches": lambda: Check(
+        lambda texts, ends: list(map(few, texts, ends)), at="prefix", batch=True
+    ),
+}
+
+
+@pytest.mark.parametrize("make", CHECKS.values(), ids=CHECKS)
+def test_check(make):
+    lm = lm_of(4)
+    check_potential(make(), request_for(lm, stop=("cb",)), max_length=5, samples=60)
+
+
+def test_check_over_split_characters():
+    tokens = [b"a", "é".encode()[:1], "é".encode()[1:], b"<eos>"]
+    lm = TabularLM(tokens, [3], np.log(np.full((1, 4), 0.25)), np.zeros((1, 4), dtype=int))
+    plain = Check(lambda t: "\ufffd" not in t, prefix=lambda t: "\ufffd" not in t)
+    check_potential(plain, request_for(lm), max_length=4, samples=400)
+
+
 FACTORS = {
     "target": lambda lm: Target(lm),
     "sharp": lambda lm: Target(lm, top_k=2) ** 2,
     "regex": lambda lm: Grammar.regex("[ab]+c?"),
     "choice": lambda lm: Grammar.choice(["abc", "b", "aa"]),
     "reward": lambda lm: Reward(lambda texts: [t.count("a") for t in texts], 0.5),
+    "check": lambda lm: Check(lambda text: "ab" not in text, prefix=lambda text: "ab" not in text),
 }
 
 

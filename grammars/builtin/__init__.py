@@ -1,0 +1,1 @@
+"""The grammars that come with the package: their files, and what needs more than a file."""
