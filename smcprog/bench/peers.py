@@ -135,7 +135,7 @@ def read_schemas(path: Path) -> list[tuple[str, Any]]:
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise InputError(f"{where}: cannot read the file: {error}") from error
     found = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:

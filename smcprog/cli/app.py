@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-from smcprog.cli import bench, bench_peers, bench_variance, distill, generate, models
+from smcprog.cli import (
+    bench,
+    bench_bias,
+    bench_code,
+    bench_coverage,
+    bench_masks,
+    bench_peers,
+    bench_variance,
+    distill,
+    generate,
+    models,
+)
 
 __all__ = ["app", "main"]
 
@@ -21,6 +32,10 @@ app = typer.Typer(
 app.command("generate")(generate.generate)
 app.command("distill")(distill.distill)
 bench.app.command("variance")(bench_variance.variance)
+bench.app.command("code")(bench_code.code)
+bench.app.command("bias")(bench_bias.bias)
+bench.app.command("coverage")(bench_coverage.coverage)
+bench.app.command("masks")(bench_masks.masks)
 bench.app.command("peers")(bench_peers.peers)
 app.add_typer(models.app, name="models")
 app.add_typer(bench.app, name="bench")

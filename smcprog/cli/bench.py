@@ -39,7 +39,7 @@ DraftOption = Annotated[
     typer.Option(
         "--draft",
         metavar="DRAFT",
-        help="distilled, layers:0,1,2, or the folder or hub id of a draft.",
+        help="distilled[:recurrent], layers:0,1,2, or the folder or hub id of a draft.",
         show_default=False,
         rich_help_panel=_MODEL,
     ),

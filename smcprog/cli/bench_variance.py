@@ -22,7 +22,9 @@ def variance(
     ] = None,
     draft: Annotated[
         str | None,
-        typer.Option(metavar="DRAFT", help="distilled, layers:0,1,2, or a folder or hub id."),
+        typer.Option(
+            metavar="DRAFT", help="distilled[:recurrent], layers:0,1,2, or a folder or id."
+        ),
     ] = None,
     draft_tokens: Annotated[int, typer.Option("--draft-tokens", "-k", min=0)] = 4,
     schema: Annotated[

@@ -64,7 +64,9 @@ def generate(
     grammar: Annotated[
         str | None,
         typer.Option(
-            help="A built-in grammar, such as json.", metavar="NAME", rich_help_panel=_CONSTRAINT
+            help="A built-in grammar: arithmetic, csv, fol, json, python, smiles or sql.",
+            metavar="NAME",
+            rich_help_panel=_CONSTRAINT,
         ),
     ] = None,
     model: Annotated[
@@ -79,8 +81,8 @@ def generate(
     draft: Annotated[
         str | None,
         typer.Option(
-            help="A cheaper model that drafts blocks of tokens: distilled, layers:0,1,2, or the "
-            "folder or hub id of a draft.",
+            help="A cheaper model that drafts blocks of tokens: distilled, "
+            "distilled:recurrent, layers:0,1,2, or the folder or hub id of a draft.",
             metavar="DRAFT",
             rich_help_panel=_MODEL,
         ),

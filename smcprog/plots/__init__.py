@@ -1,6 +1,7 @@
 """Figures of results. matplotlib is imported only when one is drawn."""
 
+from smcprog.plots.bias import plot_bias
 from smcprog.plots.pareto import plot_pareto
 from smcprog.plots.posterior import plot_posterior
 
-__all__ = ["plot_pareto", "plot_posterior"]
+__all__ = ["plot_bias", "plot_pareto", "plot_posterior"]
