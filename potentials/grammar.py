@@ -35,6 +35,7 @@ from smcprog.potentials.matchers import (
     Node,
     Rows,
     compiled_bytes,
+    compute_ahead,
     feed,
     fill_masks,
     is_complete,
@@ -99,6 +100,7 @@ class Grammar(Potential):
     masks = True
     joins = True
     max_checks = 64
+    masks_ahead = True  # where a core is free, masks are computed while the model runs
 
     def __init__(
         self,
@@ -306,6 +308,8 @@ class Grammar(Potential):
                     after.holders += 1
                     nodes.append(after)
         state.release()
+        if self.masks_ahead:
+            compute_ahead(state.compiled, nodes)
         return Rows(state.compiled, nodes, rows, room), torch.tensor(log_psi, dtype=torch.float64)
 
     def admits(
@@ -345,6 +349,8 @@ class Grammar(Potential):
         output are set.
         """
         eos_W = state.compiled.tokens.eos_W
+        for node in state.nodes:
+            node.settle()
         missing = [node for node in state.nodes if node.mask_W is None]
         if missing:
             fill_masks(state.compiled, missing)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -43,6 +45,7 @@ __all__ = [
     "Tokens",
     "check_running",
     "compiled_bytes",
+    "compute_ahead",
     "feed",
     "fill_masks",
     "is_complete",
@@ -193,15 +196,29 @@ class Node:
     advanced in place; otherwise its matcher is copied first.
     """
 
-    __slots__ = ("checks", "holders", "last_W", "mask_W", "matcher", "text")
+    __slots__ = ("_matcher", "checks", "holders", "last_W", "mask_W", "pending", "text")
 
     def __init__(self, matcher: LLMatcher, checks: tuple[CheckState, ...], text: bytes) -> None:
-        self.matcher = matcher
+        self._matcher = matcher
         self.checks = checks  # what each of the grammar's checks knows of the text
         self.text = text
         self.holders = 0
         self.mask_W: Tensor | None = None
         self.last_W: Tensor | None = None  # the mask where one more token is the last
+        self.pending: Future[None] | None = None  # its mask is being computed
+
+    @property
+    def matcher(self) -> LLMatcher:
+        """The matcher, when nothing else is at work on it."""
+        self.settle()
+        return self._matcher
+
+    def settle(self) -> None:
+        """Wait for a mask that is being computed; raises what that raised."""
+        pending = self.pending
+        if pending is not None:
+            pending.result()
+            self.pending = None
 
     def copy(self) -> Node:
         """The same history, with a matcher of its own and no masks yet."""
@@ -351,19 +368,42 @@ def fill_masks(grammar: Compiled, nodes: Sequence[Node]) -> None:
     masks_U_W = torch.empty((len(nodes), width), dtype=torch.int32)
     at, stride = masks_U_W.data_ptr(), width * masks_U_W.element_size()
     begun = time.thread_time()
-    for i, node in enumerate(nodes):
-        node.matcher.unsafe_compute_mask_ptr(at + i * stride, stride)
+    matchers = [node._matcher for node in nodes]
+    for i, matcher in enumerate(matchers):
+        matcher.unsafe_compute_mask_ptr(at + i * stride, stride)
     slow = time.thread_time() - begun - FREE_SECONDS * len(nodes)
     if slow > 0:
         _cache.grow(grammar.key, int(slow * GROWTH_PER_SECOND))
     masks_U_W &= known.text_W
-    for node, mask_W in zip(nodes, masks_U_W.unbind(), strict=True):
-        if node.matcher.is_error():
-            check_running(grammar, node.matcher)
+    for node, matcher, mask_W in zip(nodes, matchers, masks_U_W.unbind(), strict=True):
+        if matcher.is_error():
+            check_running(grammar, matcher)
             mask_W.zero_()  # the vocabulary has no token that could follow
-        elif node.matcher.is_accepting():
+        elif matcher.is_accepting():
             mask_W |= known.eos_W
         node.mask_W = mask_W
+
+
+@functools.lru_cache(maxsize=1)
+def _background() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="smcprog-masks")
+
+
+def _spare_core() -> bool:
+    """Whether a thread may run beside the model without taking a core from it."""
+    return torch.cuda.is_available() or (os.cpu_count() or 1) > torch.get_num_threads()
+
+
+def compute_ahead(grammar: Compiled, nodes: Sequence[Node]) -> None:
+    """Begin to compute masks that will be asked for, while the model runs.
+
+    Where the model takes all cores this does nothing: the masks wait until they are needed.
+    """
+    missing = [node for node in nodes if node.mask_W is None and node.pending is None]
+    if missing and _spare_core():
+        pending = _background().submit(fill_masks, grammar, missing)
+        for node in missing:
+            node.pending = pending
 
 
 def last_mask(grammar: Compiled, node: Node) -> Tensor:

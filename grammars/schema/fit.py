@@ -10,6 +10,7 @@ from smcprog.errors import GrammarError
 from smcprog.grammars.engine import byte_tokenizer, compile_text, error_reason, is_dead_end
 from smcprog.grammars.schema.mask import MaskBuilder, Weaker
 from smcprog.grammars.schema.references import References
+from smcprog.grammars.schema.walk import show_path
 
 __all__ = ["fit_mask"]
 
@@ -56,8 +57,9 @@ def fit_mask(
         if "Unsatisfiable schema" in message or "schema is false" in message:
             if _set_empty(weaker, builder, message):
                 continue
-            reason = error_reason(message)[0].partition("Unsatisfiable schema: ")[2]
-            raise GrammarError(f"schema: no value can satisfy it: {reason}")
+            raise GrammarError(
+                f"schema: no value can satisfy it: {_empty(builder, write, message)}"
+            )
         if not _weaken(weaker, builder, message):
             break
     raise GrammarError(f"schema: {error_reason(message or '')[0]}")
@@ -83,6 +85,33 @@ def _set_empty(weaker: Weaker, builder: MaskBuilder, message: str) -> bool:
         return False
     weaker.empty.add(path)
     return True
+
+
+_OF_TEXTS = ("pattern", "format", "minLength", "maxLength")
+MOST_LOOKED_AT = 100  # subschemas
+
+
+def _empty(builder: MaskBuilder, write: Callable[[Any], str], message: str) -> str:
+    """Keywords that leave no string, and where; else what the engine says."""
+    said = []
+    reached = list(builder.references.reached().items())[:MOST_LOOKED_AT]
+    for path, schema in reached:
+        keywords = [k for k in _OF_TEXTS if k in schema]
+        if "pattern" not in keywords and "format" not in keywords:
+            continue
+        alone = {"type": "string", **{k: schema[k] for k in keywords}}
+        mask = MaskBuilder(
+            References(alone, builder.references.dialect),
+            any_order=False,
+            assert_formats=builder.assert_formats,
+            weaker=Weaker(),
+        ).build()
+        if "Unsatisfiable schema" in (_complaint(write(mask)) or ""):
+            said.append(f"{', '.join(keywords)} at {show_path(path)}")
+    reason = error_reason(message)[0].partition("Unsatisfiable schema: ")[2]
+    if reason.startswith("Regex is empty"):  # with its own form of the patterns
+        reason = "patterns, formats and lengths of a string exclude each other"
+    return "; ".join(said[:3]) or reason
 
 
 def _weaken(weaker: Weaker, builder: MaskBuilder, message: str) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 
 from smcprog.errors import GrammarError
 from smcprog.grammars.schema.check import SchemaCheck
+from smcprog.grammars.schema.endless import refuse_endless
 from smcprog.grammars.schema.errors import explain_error, refuse_empty
 from smcprog.grammars.schema.fit import fit_mask
 from smcprog.grammars.schema.mask import MaskBuilder
@@ -162,6 +163,7 @@ def _split(
             f"schema: circular reference: {show_path(circle)} is applied to a value whenever it "
             "is applied to that value"
         )
+    refuse_endless(references)
     refuse_empty(references)
     write = functools.partial(_write, options=_engine_options(whitespace, embedded))
     mask, builder = fit_mask(references, write, any_order=any_order, assert_formats=assert_formats)

@@ -37,6 +37,8 @@ BUILT_IN = (
 class _Timed(Grammar):
     """Notes the seconds that a mask takes per history that has none yet."""
 
+    masks_ahead = False  # or the clock would miss them
+
     def __init__(self, source: Any) -> None:
         super().__init__(source)
         self.seconds: list[float] = []

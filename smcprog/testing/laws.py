@@ -59,7 +59,8 @@ def check_potential(
     sequences : sequence of sequence of int, optional
         Outputs to walk over (without or with a final EOS). By default all sequences up to
         `max_length` where there are at most `samples` of them, else `samples` random ones,
-        steered by the potential's mask so that not all of them are dead.
+        steered by the potential's mask so that not all of them are dead; those only that are
+        possible under the request's `max_tokens` and `truncate`.
     max_length, samples, seed : int
         What to draw where `sequences` is not given.
     rtol, atol : float
@@ -72,7 +73,11 @@ def check_potential(
     """
     walker = _Walker(potential, request, rtol, atol)
     if sequences is None:
-        sequences = _draw_sequences(walker, max_length, samples, np.random.default_rng(seed))
+        most = min(max_length, request.max_tokens)
+        sequences = _draw_sequences(walker, most, samples, np.random.default_rng(seed))
+        room = request.max_tokens if request.truncate else request.max_tokens - 1  # for text
+        sequences = [s for s in sequences if not s or len(s) <= room + (s[-1] in walker.eos)]
+        sequences = [s for s in sequences if len(s) <= request.max_tokens]
     walks = [tuple(int(t) for t in s) for s in sequences]
     rng = np.random.default_rng(seed)
     alone = {walk: walker.by_token([walk])[0] for walk in walks}

@@ -12,6 +12,7 @@ from smcprog.engine.vocab import Vocabulary
 from smcprog.grammars import json, python
 from smcprog.potentials.base import Request
 from smcprog.potentials.bitmask import unpack_bitmask
+from smcprog.testing import check_potential
 
 TOKENS = [
     *(b'0 1 01 110 a b ab ( ) )) (( " [ ] { } , : ") ]) }] }} ,1 :1 \n'.split(b" ")),
@@ -101,3 +102,12 @@ def test_rows_have_their_own_room():
     swapped = grammar.fork(state, torch.tensor([1, 0, 1]))
     masks_N_V = unpack_bitmask(grammar.mask(swapped), vocab.size)
     assert masks_N_V[:, opening].tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("name", ["regex", "ignored", "json"])
+@pytest.mark.parametrize("truncate", [False, True])
+@pytest.mark.parametrize("max_tokens", [1, 2, 3])
+def test_the_laws_hold_where_little_room_is_left(name, truncate, max_tokens):
+    vocab = Vocabulary.from_tokens(TOKENS, [EOS])
+    request = Request([0], (0,), vocab, max_tokens, truncate)
+    check_potential(GRAMMARS[name], request, samples=40)

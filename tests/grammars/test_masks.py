@@ -11,12 +11,12 @@ import threading
 import pytest
 import torch
 
-from smcprog import Grammar, InputError, SettingError
+from smcprog import Grammar, InputError, PotentialError, SettingError
 from smcprog.bench.mask_share import round_share
 from smcprog.bench.masks import BUILT_IN, latency, operations, read_schemas
 from smcprog.engine import Vocabulary
 from smcprog.grammars.sources import build
-from smcprog.potentials import Request
+from smcprog.potentials import Request, matchers
 from smcprog.potentials.bitmask import restrict, unpack_bitmask
 from smcprog.potentials.matchers import Compiled, fill_masks
 from smcprog.testing import TabularLM
@@ -92,6 +92,46 @@ def test_a_copied_node_goes_its_own_way(vocab):
     letters = unpack_bitmask(torch.stack([grammar.root.mask_W, twin.mask_W]), vocab.size)
     assert letters[0].nonzero().flatten().tolist() == [CHARACTERS.index(c) for c in (b"a", b"c")]
     assert letters[1].nonzero().flatten().tolist() == [CHARACTERS.index(b"b")]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_masks_are_computed_ahead_where_a_core_is_free(vocab, ahead, monkeypatch):
+    monkeypatch.setattr(matchers, "_spare_core", lambda: ahead)
+    grammar = Grammar.regex("ab|c[a-z]*d")
+    state = grammar.start(Request("", (), vocab, 8), 2)
+    tokens = torch.tensor([[CHARACTERS.index(b"a")], [CHARACTERS.index(b"c")]])
+    ones = torch.ones(2, dtype=torch.int64)
+    state, _ = grammar.advance(state, tokens, ones, torch.zeros(2, dtype=torch.bool))
+    assert [node.pending is not None for node in state.nodes] == [ahead, ahead]
+    copy = grammar.fork(state, torch.tensor([1, 0, 1]))
+    copy, _ = grammar.advance(  # while the masks are being computed
+        copy,
+        torch.full((3, 1), CHARACTERS.index(b"b")),
+        torch.ones(3, dtype=torch.int64),
+        torch.zeros(3, dtype=torch.bool),
+    )
+    masks = unpack_bitmask(torch.cat([grammar.mask(state), grammar.mask(copy)]), vocab.size)
+    letters = {CHARACTERS.index(bytes([c])) for c in range(ord("a"), ord("z") + 1)}
+    letters |= {vocab.size - 4, vocab.size - 3}  # na, me
+    after_c = [v in letters for v in range(vocab.size)]
+    after_ab = [v in vocab.eos_ids for v in range(vocab.size)]
+    only_b = [v == CHARACTERS.index(b"b") for v in range(vocab.size)]
+    assert masks.tolist() == [only_b, after_c, after_c, after_ab, after_c]
+
+
+def test_a_failure_ahead_of_time_is_told_when_the_mask_is_asked_for(vocab, monkeypatch):
+    monkeypatch.setattr(matchers, "_spare_core", lambda: True)
+    grammar = Grammar.regex("[a-z]*")
+    state = grammar.start(Request("", (), vocab, 8), 1)
+
+    def give_up(*_):
+        raise PotentialError("the engine gave up", potential="Grammar")
+
+    monkeypatch.setattr(matchers, "fill_masks", give_up)
+    token = torch.tensor([[CHARACTERS.index(b"a")]])
+    state, _ = grammar.advance(state, token, torch.ones(1).long(), torch.zeros(1).bool())
+    with pytest.raises(PotentialError, match="gave up"):
+        grammar.mask(state)
 
 
 # ---------------------------------------------------------------------- the benchmark

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from smcprog import Grammar, GrammarError
@@ -130,4 +132,60 @@ def test_many_keys_in_any_order():
 )  # fmt: skip
 def test_refused(schema, message):
     with pytest.raises(GrammarError, match=message):
+        Grammar(schema)
+
+
+HERE = {"$ref": "#"}
+ENDLESS = [
+    ({"type": "object", "properties": {"a": HERE}, "required": ["a"]}, "$, $.properties.a, $"),
+    ({"type": "array", "items": HERE, "minItems": 1}, "$, $.items, $"),
+    (
+        {"type": ["array", "object"], "prefixItems": [{}, HERE], "minItems": 2}
+        | {"additionalProperties": HERE, "required": ["q"]},
+        "$, $.prefixItems[1], $",
+    ),
+    (
+        {"$schema": "http://json-schema.org/draft-07/schema#", "$ref": "#/definitions/n"}
+        | {"definitions": {"n": {"oneOf": [{"type": "array", "items": [HERE], "minItems": 1}]}}},
+        "$, $.definitions.n, $.definitions.n.oneOf[0], $.definitions.n.oneOf[0].items[0], $",
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "circle"), ENDLESS)
+def test_a_value_that_would_have_no_end_is_refused(schema, circle):
+    with pytest.raises(GrammarError, match=re.escape(f"each of these needs the next: {circle}")):
+        Grammar(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": ["object", "null"], "properties": {"a": HERE}, "required": ["a"]}, '{"a": null}'),
+        ({"properties": {"a": HERE}, "required": ["a"]}, '{"a": 1}'),
+        ({"type": "array", "prefixItems": [{}, HERE], "minItems": 1}, "[1]"),
+        (
+            {"type": "object", "patternProperties": {"x": {}}, "additionalProperties": HERE}
+            | {"required": ["x"]},
+            '{"x": 1}',
+        ),
+        (
+            {"$schema": "http://json-schema.org/draft-07/schema#", "$ref": "#/definitions/n"}
+            | {"definitions": {"n": {"type": "integer"}}, "type": "array", "items": HERE}
+            | {"minItems": 1},
+            "1",
+        ),
+    ],
+)
+def test_a_circle_with_a_way_out_is_taken(schema, text):
+    assert Grammar(schema).accepts(text)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_pattern_that_no_length_allows_is_named(inside):
+    schema = {"type": "string", "pattern": "^a{5}$", "maxLength": 3}
+    if inside:
+        schema = {"type": "object", "properties": {"b c": schema}, "required": ["b c"]}
+    where = '$.properties["b c"]' if inside else "$"
+    with pytest.raises(GrammarError, match=re.escape(f"pattern, maxLength at {where}") + "$"):
         Grammar(schema)
