@@ -136,7 +136,7 @@ def test_the_clock_stops_the_work_while_requests_are_served():
             caught.append(error)
 
     def vet_quickly(*arguments, **more):
-        return vet(*arguments, seconds=1.0, **more)
+        return vet(*arguments, seconds=0.2, **more)
 
     with pytest.MonkeyPatch.context() as patch, Scheduler() as scheduler:
         patch.setattr("smcprog.potentials.grammar.vet", vet_quickly)
