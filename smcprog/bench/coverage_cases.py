@@ -8,12 +8,12 @@ default form and the compact one. An instance counts as accepted if one of the t
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from smcprog.bench.lines import read_lines
 from smcprog.errors import InputError
 
 __all__ = ["Case", "read_cases", "spellings"]
@@ -50,15 +50,8 @@ def read_cases(path: Path, option: str = "--schemas") -> list[Case]:
         If the file cannot be read, or a line is none; it is named.
     """
     where = f"{option} {path}"
-    try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise InputError(f"{where}: cannot read the file: {error}") from error
     cases = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
+    for number, line in read_lines(path, where):
         try:
             row = json.loads(line)
             instances = tuple((t["data"], bool(t["valid"])) for t in row["tests"])

@@ -5,7 +5,6 @@ Everything is timed in processor time, so that what else runs on the machine doe
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 import statistics
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 from llguidance import LLMatcher
 
+from smcprog.bench.lines import read_lines
 from smcprog.engine.vocab import Vocabulary
 from smcprog.errors import GrammarError, InputError, PotentialError, SettingError
 from smcprog.grammars.sources import build
@@ -77,23 +77,18 @@ def read_schemas(path: Path | None, count: int | None = None) -> list[dict[str, 
     """
     if path is None:
         return list(BUILT_IN)[:count]
-    opened = gzip.open if path.suffix == ".gz" else open
+    where = f"--schemas {path}"
     rows: list[dict[str, Any]] = []
-    try:
-        with opened(path, "rt", encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if count is not None and len(rows) == count:
-                    break
-                row = json.loads(line)
-                if not isinstance(row, dict) or not {"name", "schema", "tests"} <= row.keys():
-                    raise InputError(
-                        f"{path}, line {number}: not an object with name, schema and tests"
-                    )
-                rows.append(row)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"cannot read the schemas in {path}: {error}") from error
+    for number, line in read_lines(path, where)[:count]:
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{where}, line {number}: cannot read it as JSON: {error}") from error
+        if not isinstance(row, dict) or not {"name", "schema", "tests"} <= row.keys():
+            raise InputError(f"{where}, line {number}: not an object with name, schema and tests")
+        rows.append(row)
     if not rows:
-        raise InputError(f"{path}: no schemas")
+        raise InputError(f"{where}: no schemas")
     return rows
 
 

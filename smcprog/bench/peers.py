@@ -11,7 +11,6 @@ and the two log Ẑ agree on average.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import json
 import math
 import random
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from smcprog.bench.lines import read_lines
 from smcprog.bench.peers_regex import schema_regex
 from smcprog.errors import AllDeadError, GrammarError, InputError, SettingError, SMCError
 from smcprog.limits import MAX_PARTICLES, MAX_TOKENS
@@ -129,15 +129,8 @@ def read_schemas(path: Path) -> list[tuple[str, Any]]:
         If the file cannot be read, or a line is none; it is named.
     """
     where = f"--schemas {path}"
-    try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise InputError(f"{where}: cannot read the file: {error}") from error
     found = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
+    for number, line in read_lines(path, where):
         try:
             row = json.loads(line)
         except ValueError as error:

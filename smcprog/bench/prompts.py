@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
 
+from smcprog.bench.lines import read_lines
 from smcprog.errors import InputError, PromptError
 
 __all__ = ["BUILT_IN", "read_prompts"]
@@ -36,19 +36,9 @@ def read_prompts(path: Path | None, count: int | None = None) -> list[Any]:
     if path is None:
         return list(BUILT_IN[:count])
     where = f"--prompts {path}"
-    try:
-        data = path.read_bytes()
-        if path.suffix == ".gz":
-            data = gzip.decompress(data)
-        lines = data.decode("utf-8").splitlines()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise InputError(f"{where}: cannot read the file: {error}") from error
     found: list[Any] = []
-    for number, line in enumerate(lines, 1):
-        if len(found) == count:
-            break
-        if line.strip():
-            found.append(_prompt(line, f"{where}, line {number}"))
+    for number, line in read_lines(path, where)[:count]:
+        found.append(_prompt(line, f"{where}, line {number}"))
     if not found:
         raise InputError(f"{where}: there is no prompt in it")
     return found

@@ -278,3 +278,10 @@ def test_what_does_not_fit_is_said_before_anything_runs(option: str, said: str) 
         measure(lm, None, [[0]], SpeedSettings(cells, **{option: 1}))
     with pytest.raises(SettingError, match="need --draft"):
         measure(lm, None, [[0]], SpeedSettings(grid(parse_modes("smc"), [1], [1], [1.0])))
+
+
+def test_a_line_of_a_file_ends_in_a_line_feed_only(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('\n{"prompt": "one\u2028line"}\n{"prompt": "two"}\n', encoding="utf-8")
+    assert read_prompts(path) == ["one\u2028line", "two"]
+    assert read_prompts(path, 1) == ["one\u2028line"]
