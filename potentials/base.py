@@ -26,6 +26,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from smcprog.drafts.fed import FedDraft
     from smcprog.engine.lm import LM
+    from smcprog.engine.sequences import Sequences
     from smcprog.engine.vocab import Vocabulary
     from smcprog.potentials.product import Product
 
@@ -60,6 +61,19 @@ class Request:
     max_tokens: int
     truncate: bool = True
     stop: tuple[str, ...] = ()
+
+    def sequences(self, lm: LM, n: int, prompt: Any = None) -> Sequences:
+        """`n` rows of a model that continue the prompt, or one that a factor has for itself.
+
+        Models start their rows here and nowhere else, so that a request may begin from rows
+        that exist already.
+        """
+        own = self.prompt if prompt is None else prompt
+        return lm.sequences(lm.encode(own), n)
+
+    def draft_sequences(self, lm: LM, n: int) -> Sequences:
+        """`n` rows of a draft, which continue the very tokens of the prompt."""
+        return lm.sequences(self.prompt_tokens, n)
 
     def output_text(self, tokens: Sequence[int]) -> str:
         """Text of an output, without EOS and cut before the first stop string."""

@@ -135,7 +135,7 @@ class Target(Potential):
         return Target(self.lm, **dataclasses.asdict(self.local), power=self.power * scale)
 
     def start(self, request: Request, n: int) -> TargetState:
-        sequences = self.lm.sequences(self.lm.encode(request.prompt), n)
+        sequences = request.sequences(self.lm, n)
         log_psi_N = torch.zeros(n, dtype=torch.float64, device=self.lm.device)
         return TargetState(sequences, log_psi_N)
 

@@ -73,7 +73,7 @@ class Draft:
         self._size = size
         self._begin_M: NDArray[np.int64] | None = None  # lengths at `begin`, while on trial
         self._logits: list[Tensor] = []  # of the steps since then
-        parts = [lm.sequences(g.request.prompt_tokens, particles * len(g.members)) for g in groups]
+        parts = [g.request.draft_sequences(lm, particles * len(g.members)) for g in groups]
         self._sequences = parts[0] if len(parts) == 1 else lm.join(parts)
 
     def start_round(self) -> None:
