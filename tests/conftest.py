@@ -26,10 +26,13 @@ settings.load_profile("smcprog")
 
 @pytest.fixture(scope="session", autouse=True)
 def _torch_threads() -> None:
-    """As many threads as there are cores, at most four, unless the environment says."""
+    """As many threads as this process has cores, at most four, unless the environment says."""
     import torch
 
     if "OMP_NUM_THREADS" in os.environ:
+        return
+    if "PYTEST_XDIST_WORKER" in os.environ:  # one process a core
+        torch.set_num_threads(1)
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     torch.set_num_threads(max(1, min(4, cores or 1)))
