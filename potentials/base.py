@@ -13,7 +13,6 @@ values of the whole output so far, never increments.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import math
 from abc import ABC, abstractmethod
@@ -23,66 +22,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from smcprog.potentials.request import Request
+
 if TYPE_CHECKING:
     from smcprog.drafts.fed import FedDraft
     from smcprog.engine.lm import LM
-    from smcprog.engine.sequences import Sequences
-    from smcprog.engine.vocab import Vocabulary
     from smcprog.potentials.product import Product
 
 __all__ = ["Potential", "Request", "State", "set_sampler"]
 
 State = Any  # whatever a potential keeps for its rows; opaque to everybody else
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Request:
-    """What a potential may know of the request it works for.
-
-    Attributes
-    ----------
-    prompt : str or list
-        The prompt as the user gave it (text, chat messages or token ids).
-    prompt_tokens : tuple of int
-        The prompt as the target's tokenizer encodes it.
-    vocab : Vocabulary
-        The target's token-id map.
-    max_tokens : int
-        The longest output, EOS included.
-    truncate : bool
-        Whether an output of `max_tokens` tokens without EOS is an outcome.
-    stop : tuple of str
-        Strings that end an output.
-    """
-
-    prompt: Any
-    prompt_tokens: tuple[int, ...]
-    vocab: Vocabulary
-    max_tokens: int
-    truncate: bool = True
-    stop: tuple[str, ...] = ()
-
-    def sequences(self, lm: LM, n: int, prompt: Any = None) -> Sequences:
-        """`n` rows of a model that continue the prompt, or one that a factor has for itself.
-
-        Models start their rows here and nowhere else, so that a request may begin from rows
-        that exist already.
-        """
-        own = self.prompt if prompt is None else prompt
-        return lm.sequences(lm.encode(own), n)
-
-    def draft_sequences(self, lm: LM, n: int) -> Sequences:
-        """`n` rows of a draft, which continue the very tokens of the prompt."""
-        return lm.sequences(self.prompt_tokens, n)
-
-    def output_text(self, tokens: Sequence[int]) -> str:
-        """Text of an output, without EOS and cut before the first stop string."""
-        return self.finished_text(self.vocab.to_bytes(tokens))
-
-    def finished_text(self, data: bytes) -> str:
-        """Text of an output's bytes, cut before the first stop string."""
-        cuts = [i for i in (data.find(s.encode()) for s in self.stop) if i >= 0]
-        return (data[: min(cuts)] if cuts else data).decode("utf-8", errors="replace")
 
 
 _sampler: Callable[..., Any] | None = None
@@ -260,6 +209,17 @@ class Potential(ABC):
     max_checks: int = 1
     """Most tokens that `admits` is asked about for one draw, where `rejects` is set."""
 
+    def memory(self, request: Request, n: int) -> dict[LM, int]:
+        """Key/value pages that `n` rows may come to hold, for models that are no `ModelFactor`."""
+        return {}
+
+    time_limit: float | None = None
+    """Seconds that one call of a method may take; the request fails where it takes longer."""
+
+    aside: bool | None = None
+    """Whether methods are called in a thread beside where many requests share one (a scheduler),
+    so that one that hangs holds up nobody else. None: where the class is not part of smcprog."""
+
     def release(self, state: State) -> None:  # noqa: B027 - optional hook
         """Give back what the state holds (pages, handles). Called once; default nothing."""
 
@@ -267,16 +227,58 @@ class Potential(ABC):
         """Per-token log-probabilities [N, T] of the tokens last advanced, or None."""
         return None
 
-    def __mul__(self, other: Potential) -> Product:
+    positive: bool = False
+    """Whether ψ is never zero, so that it can be divided by."""
+
+    indicator: bool = False
+    """Whether ψ is 0 or 1, so that every positive power of it is the potential itself."""
+
+    @property
+    def lm_like(self) -> bool:
+        """Whether `next_logw` returns something, so that tokens are drawn from it."""
+        return type(self).next_logw is not Potential.next_logw
+
+    def explain(self) -> str:
+        """What the factor is and what it does to the draw of a token, in words."""
+        if self.lm_like:
+            return f"{self.name}: its weight of every next token is part of what is drawn from"
+        if self.masks:
+            return f"{self.name}: its mask restricts what is drawn from"
+        if self.rejects:
+            return f"{self.name}: tokens that it refuses are drawn again, and paid for"
+        return f"{self.name}: weighed after the draw"
+
+    def __mul__(self, other: Any) -> Product:
+        """The product of two potentials; potentials of genlm-control are taken in."""
         from smcprog.potentials.product import Product
 
-        if not isinstance(other, Potential):
-            return NotImplemented
         return Product([self, other])
+
+    def __rmul__(self, other: Any) -> Product:
+        from smcprog.potentials.product import Product
+
+        return Product([other, self])
+
+    def __truediv__(self, other: Any) -> Product:
+        """``a / b`` is ``a * b ** -1``: b must be positive everywhere."""
+        from smcprog.potentials.product import Product, as_potential
+
+        return Product([self, as_potential(other) ** -1])
+
+    def __rtruediv__(self, other: Any) -> Product:
+        from smcprog.potentials.product import Product
+
+        return Product([other, self**-1])
+
+    def __pow__(self, power: float) -> Potential:
+        """ψ^power: log ψ is multiplied by it. See `smcprog.potentials.power`."""
+        from smcprog.potentials.power import powered
+
+        return powered(self, power)
 
     def sample(
         self,
-        prompt: Any,
+        prompt: Any = None,
         *,
         particles: int = 8,
         draft: LM | FedDraft | None = None,
@@ -289,6 +291,11 @@ class Potential(ABC):
         truncate: bool | None = None,
         ess_threshold: float = 0.5,
         resampling: str = "systematic",
+        moves: int = 0,
+        waste_free: int = 1,
+        lookahead: int = 0,
+        rollouts: int = 4,
+        first_tokens: str = "drawn",
         stop: str | Sequence[str] | None = None,
         seed: int | Sequence[int] | None = None,
         deterministic: bool = False,
@@ -300,7 +307,8 @@ class Potential(ABC):
         ----------
         prompt : str, list of messages, list of token ids, or a list of those
             A text is tokenised as it stands; messages go through the model's chat
-            template. A list of prompts is many requests, worked on in one batch.
+            template. A list of prompts is many requests, worked on in one batch. May be left
+            out where the lead model has a prompt of its own, which models without one share.
         particles : int
             N, the population of each request.
         draft : LM or FedDraft, optional
@@ -332,6 +340,17 @@ class Potential(ABC):
         ess_threshold : float
             Resample when ESS falls below this share of N; 0 never.
         resampling : {"systematic", "stratified", "multinomial", "residual", "ssp"}
+        moves : int
+            After each round, draw the last block of each particle anew so many times, and
+            accept each by Metropolis–Hastings: copies of one ancestor become different again.
+        waste_free : int
+            P: in each round, resample N/P ancestors and keep all P states of P − 1 such moves
+            of each.
+        lookahead, rollouts : int
+            Before a resampling, judge each running particle by so many rollouts, at least 2, of
+            up to `lookahead` tokens; 0 tokens is none.
+        first_tokens : {"drawn", "without_replacement"}
+            "without_replacement" begins with N different tokens, weighed for it.
         stop : str or list of str, optional
             Strings that end an output as EOS does, at the token that completes one. The
             text is cut before it; masking factors must be complete after that token.
@@ -388,13 +407,18 @@ class Potential(ABC):
             truncate=truncate,
             ess_threshold=ess_threshold,
             resampling=resampling,
+            moves=moves,
+            waste_free=waste_free,
+            lookahead=lookahead,
+            rollouts=rollouts,
+            first_tokens=first_tokens,
             deterministic=deterministic,
             on_round=on_round,
         )
 
     async def asample(
         self,
-        prompt: Any,
+        prompt: Any = None,
         *,
         scheduler: Any = None,
         timeout: float | None = None,

@@ -78,6 +78,7 @@ class Canonical(Potential):
     """
 
     joins = True
+    indicator = True
 
     def __repr__(self) -> str:
         return "Canonical()"

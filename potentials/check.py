@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
+import contextlib
 import dataclasses
 import math
 from collections import OrderedDict
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from smcprog.errors import PotentialError, SettingError
 from smcprog.potentials.base import Potential, Request
+from smcprog.potentials.texts import settled_text
 from smcprog.validate import whole
 
 __all__ = ["Check"]
@@ -92,6 +93,9 @@ class Check(Potential):
     --------
     >>> check = Check(lambda text: text.count("a") == 2, prefix=lambda text: text.count("a") <= 2)
     """
+
+    indicator = True
+    aside = True  # it runs a user's code
 
     def __init__(
         self,
@@ -180,7 +184,7 @@ class Check(Potential):
         judged: list[Judged | None] = [
             (request.finished_text(data), True)
             if end
-            else ((_settled_text(data, request.stop), False) if self.judges_prefixes else None)
+            else ((settled_text(data, request.stop), False) if self.judges_prefixes else None)
             for data, end in zip(outputs, ended, strict=True)
         ]
         answers: dict[Judged, bool] = {}
@@ -190,7 +194,8 @@ class Check(Potential):
             if known is None:
                 new.append(at)
             else:
-                self._known.move_to_end(at)
+                with contextlib.suppress(KeyError):  # forgotten meanwhile, in another thread
+                    self._known.move_to_end(at)
                 answers[at] = known
         if new:
             for at, answer in zip(new, self._ask(new), strict=True):
@@ -274,19 +279,6 @@ class Check(Potential):
                 potential=self.name,
             )
         return bool(value)
-
-
-def _settled_text(data: bytes, stop: Sequence[str]) -> str:
-    """What the text of every continuation of an output begins with, however it goes on."""
-    held = 0
-    for needle in (s.encode() for s in stop):
-        for length in range(min(len(needle) - 1, len(data)), held, -1):
-            if data.endswith(needle[:length]):
-                held = length
-                break
-    # The incremental decoder holds back a last character that may still become whole.
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    return decoder.decode(data[: len(data) - held])
 
 
 def _show(text: str) -> str:

@@ -99,6 +99,7 @@ class Grammar(Potential):
 
     masks = True
     joins = True
+    indicator = True
     max_checks = 64
     masks_ahead = True  # where a core is free, masks are computed while the model runs
 

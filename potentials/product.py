@@ -3,14 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from smcprog.errors import SettingError
 from smcprog.potentials.base import Potential, Request, State
 from smcprog.potentials.bitmask import unpack_bitmask
 
-__all__ = ["Product"]
+__all__ = ["Product", "as_potential"]
+
+
+def as_potential(factor: Any) -> Potential:
+    """A factor as a potential; one of genlm-control becomes a `Genlm`.
+
+    Raises
+    ------
+    SettingError
+        It is none.
+    """
+    if isinstance(factor, Potential):
+        return factor
+    from smcprog.potentials.genlm.factor import Genlm, is_genlm
+
+    if not isinstance(factor, type) and is_genlm(factor):
+        return Genlm(factor)
+    if hasattr(factor, "sequences") and hasattr(factor, "vocab"):
+        hint = "write Target(lm) for a language model"
+    elif callable(factor) and not isinstance(factor, type):
+        hint = "write Reward(fn) for a score of texts, Check(fn) for a condition"
+    elif isinstance(factor, (int, float)):
+        hint = "a constant factor changes nothing; potential ** c is a power"
+    else:
+        hint = "write Grammar(...) for a schema or type, Grammar.regex(...) for a pattern"
+    raise SettingError(
+        f"a target is a product of potentials, and {type(factor).__name__} is none: {hint}"
+    )
 
 
 class Product(Potential):
@@ -20,14 +49,21 @@ class Product(Potential):
     ----------
     factors : sequence of Potential
         Nested products are flattened. A factor that occurs twice counts twice.
+
+    Raises
+    ------
+    SettingError
+        A factor is no potential.
     """
 
-    def __init__(self, factors: Sequence[Potential]) -> None:
+    def __init__(self, factors: Sequence[Any]) -> None:
         flat: list[Potential] = []
-        for factor in factors:
+        for factor in map(as_potential, factors):
             flat.extend(factor.factors if type(factor) is Product else [factor])
         self.factors: tuple[Potential, ...] = tuple(flat)
         self.masks = any(f.masks for f in flat)
+        self.positive = all(f.positive for f in flat)
+        self.indicator = all(f.indicator for f in flat)
 
     @property
     def name(self) -> str:
@@ -35,6 +71,20 @@ class Product(Potential):
 
     def __repr__(self) -> str:
         return self.name
+
+    @property
+    def lm_like(self) -> bool:
+        return all(f.lm_like for f in self.factors)
+
+    def __pow__(self, power: float) -> Product:
+        """Each factor to the power."""
+        return Product([f**power for f in self.factors])
+
+    def explain(self) -> str:
+        """What each factor does, those that tokens are drawn from first."""
+        drawn = [f for f in self.factors if f.lm_like]
+        others = [f for f in self.factors if not f.lm_like]
+        return "\n".join(f.explain() for f in drawn + others)
 
     def start(self, request: Request, n: int) -> State:
         return [f.start(request, n) for f in self.factors]
@@ -84,7 +134,7 @@ class Product(Potential):
 
     def lookahead(self, state: State, tokens_N_T: Tensor, lengths_N: Tensor) -> Tensor | None:
         """Sum over the factors where all of them are LM-like; else None."""
-        if any(type(f).next_logw is Potential.next_logw for f in self.factors):
+        if not self.lm_like:
             return None
         total: Tensor | None = None
         for f, s in zip(self.factors, state, strict=True):

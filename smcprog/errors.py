@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AllDeadError",
     "BatchError",
+    "CountsTwiceWarning",
     "GrammarError",
     "GrammarLimitError",
     "GrammarTimeoutError",
@@ -29,6 +30,9 @@ __all__ = [
     "SchedulerClosedError",
     "SettingError",
     "SlowDraftWarning",
+    "StepLimitError",
+    "ToolError",
+    "ToolTimeoutError",
     "VocabularyMismatchError",
 ]
 
@@ -143,3 +147,29 @@ class BatchError(SMCError, RuntimeError):
 
 class SlowDraftWarning(UserWarning):
     """A step of the draft takes as long as one of its target, or longer."""
+
+
+class CountsTwiceWarning(UserWarning):
+    """A potential is a factor of an extension and is weighed by the program as well."""
+
+
+class StepLimitError(SMCError, RuntimeError):
+    """A program took more steps than `max_steps` allows.
+
+    Attributes
+    ----------
+    steps : int
+        The limit.
+    """
+
+    def __init__(self, message: str, *, steps: int) -> None:
+        super().__init__(message)
+        self.steps = steps
+
+
+class ToolError(SMCError, RuntimeError):
+    """A function that a program maps over its texts raised, or returned what is no text."""
+
+
+class ToolTimeoutError(ToolError, TimeoutError):
+    """Such a function was not done within its time limit."""

@@ -9,8 +9,11 @@ __all__ = [
     "MAX_GRAMMAR_NESTING",
     "MAX_GRAMMAR_TEXT",
     "MAX_LOGITS",
+    "MAX_LOOKAHEAD",
+    "MAX_MOVES",
     "MAX_OUTPUT_TOKENS",
     "MAX_PARTICLES",
+    "MAX_ROLLOUTS",
     "MAX_ROUND_ELEMENTS",
     "MAX_SCHEMA_VALUES",
     "MAX_SUBSCHEMAS",
@@ -25,6 +28,15 @@ MAX_PARTICLES = 65_536
 
 MAX_DRAFT_PATHS = 64
 """Drafts per particle."""
+
+MAX_MOVES = 256
+"""Moves of a particle in a round, and states in a chain of waste-free SMC."""
+
+MAX_LOOKAHEAD = 256
+"""Tokens of a rollout."""
+
+MAX_ROLLOUTS = 64
+"""Rollouts of a particle before a resampling."""
 
 MAX_TOKENS = 1_048_576
 """Tokens of one output."""

@@ -23,6 +23,7 @@ __all__ = [
     "STREAM_ACCEPT",
     "STREAM_CANDIDATE",
     "STREAM_CHOICE",
+    "STREAM_MOVE",
     "STREAM_REDRAW",
     "STREAM_RESAMPLE",
     "STREAM_TOKEN",
@@ -43,6 +44,8 @@ STREAM_REDRAW = 4
 """Uniforms that draw tokens in place of those that were not kept."""
 STREAM_CANDIDATE = 5
 """Uniforms that draw candidates for a check: the i-th of a draw is in stream 5 + 256 i."""
+STREAM_MOVE = 6
+"""Uniforms that accept moves, and place the chains of waste-free SMC."""
 
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from smcprog.drafts.fed import FedDraft
-from smcprog.potentials.local import LocalDistribution
+from smcprog.potentials.models.local import LocalDistribution
 from smcprog.smc.factors import fit_width
 
 if TYPE_CHECKING:

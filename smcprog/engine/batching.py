@@ -48,7 +48,10 @@ class Runner(Protocol):
         """Return the tables and logits of a work once it is done, or raise what it raised."""
 
     def wait(self, ready: Callable[[], bool]) -> None:
-        """Return once `ready()` holds, which others of this runner bring about."""
+        """Return once `ready()` holds, which others of this runner, or other threads, bring about.
+
+        Other threads call the runner's `wake` then, if it has one.
+        """
 
 
 _of_thread = threading.local()

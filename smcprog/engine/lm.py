@@ -27,7 +27,7 @@ from smcprog.validate import whole
 if TYPE_CHECKING:
     from smcprog.drafts.fed import FedDraft
 
-__all__ = ["LM"]
+__all__ = ["LM", "max_context"]
 
 MAX_PAGE_SIZE = 1 << 16
 MAX_PAGES = 1 << 30
@@ -157,7 +157,7 @@ class LM:
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.page_size = page_size
-        self.max_context = _max_context(model.config)
+        self.max_context = max_context(model.config)
         size, bytes_per_page = check_logits(model, page_size, self.max_context)
         if isinstance(tokenizer, Vocabulary):
             if tokenizer.size != size:
@@ -275,6 +275,10 @@ class LM:
 
     def join(self, parts: Sequence[Sequences]) -> PagedSequences:
         """The rows of several sequences of this LM, in order. Consumes the parts."""
+        # Rows of a program are followed by it, and joined in its own way.
+        tracked = getattr(parts[0], "join_rows", None) if parts else None
+        if tracked is not None:
+            return tracked(self, parts)
         for part in parts:
             if not isinstance(part, PagedSequences) or part.engine is not self._engine:
                 raise ValueError("join takes sequences of this LM")
@@ -322,7 +326,8 @@ def _check_sizes(kv_pages: int | None, page_size: int) -> None:
         whole("kv_pages", kv_pages, 1, MAX_PAGES)
 
 
-def _max_context(config: Any) -> int:
+def max_context(config: Any) -> int:
+    """Longest sequence of a model, in tokens."""
     text = config.get_text_config()
     return int(getattr(text, "max_position_embeddings", None) or 1 << 20)
 

@@ -17,7 +17,14 @@ from smcprog.attention import IMPLEMENTATION
 from smcprog.engine.checks import check_dispatchable
 from smcprog.errors import ModelError
 
-__all__ = ["load", "resolve_device", "resolve_dtype", "resolve_path"]
+__all__ = [
+    "check_safetensors",
+    "load",
+    "quiet",
+    "resolve_device",
+    "resolve_dtype",
+    "resolve_path",
+]
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
@@ -99,9 +106,9 @@ def load(folder: Path, device: torch.device, dtype: str | torch.dtype | None) ->
     """
     if not (folder / "config.json").is_file():
         raise ModelError(f"no model at {str(folder)!r}: the folder has no config.json")
-    _check_safetensors(folder)
+    check_safetensors(folder)
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    with _quiet():
+    with quiet():
         try:
             config = AutoConfig.from_pretrained(folder, **local)
         except Exception as error:
@@ -133,7 +140,8 @@ def load(folder: Path, device: torch.device, dtype: str | torch.dtype | None) ->
     return model.eval(), tokenizer
 
 
-def _check_safetensors(folder: Path) -> None:
+def check_safetensors(folder: Path) -> None:
+    """Raise ModelError unless the folder has safetensors weights."""
     if any(folder.glob("*.safetensors")):
         return
     other = [
@@ -150,7 +158,7 @@ def _check_safetensors(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No progress bars of transformers unless a person is watching."""
     logging = transformers.utils.logging
     if sys.stderr.isatty() or not logging.is_progress_bar_enabled():

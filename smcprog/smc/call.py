@@ -9,20 +9,22 @@ from typing import TYPE_CHECKING, Any, cast
 
 from smcprog.engine.linears import fixed_kernels
 from smcprog.engine.prefix import without_sharing
-from smcprog.errors import SettingError, SMCError
+from smcprog.errors import PromptError, SettingError, SMCError
 from smcprog.limits import MAX_LOGITS
 from smcprog.potentials.base import Potential, Request
+from smcprog.potentials.models.factor import ModelFactor, lead_index
 from smcprog.potentials.product import Product
-from smcprog.potentials.target import Target
 from smcprog.rng import seed_word
 from smcprog.smc.draft_cost import warn_if_slow
 from smcprog.smc.fed_draft import is_fed
 from smcprog.smc.posterior import Posterior
+from smcprog.smc.prompts import as_prompts
 from smcprog.smc.results import build_posterior, no_survivor
 from smcprog.smc.settings import Settings, check_greedy
 from smcprog.smc.wave import Wave, WaveRequest
 
 if TYPE_CHECKING:
+    from smcprog.drafts.fed import FedDraft
     from smcprog.engine.lm import LM
 
 __all__ = ["Call", "outcome", "seeds_of"]
@@ -36,14 +38,14 @@ class Call:
     ----------
     product : Product
     settings : Settings
-    lm : LM
+    lead : ModelFactor
         The model whose tokenizer the outputs are made of.
     truncate : bool
     """
 
     product: Product
     settings: Settings
-    lm: LM
+    lead: ModelFactor
     truncate: bool
 
     @classmethod
@@ -56,19 +58,43 @@ class Call:
         """
         settings = Settings.of(stop, **options)
         product = target if isinstance(target, Product) else Product([target])
-        lm = _lead_lm(product, settings)
+        lead = _lead(product, settings)
         check_greedy(product, settings)
         truncate = settings.truncate if settings.truncate is not None else not product.masks
-        call = cls(product, settings, lm, truncate)
+        call = cls(product, settings, lead, truncate)
         if call.logits > MAX_LOGITS:
             raise SettingError(
                 f"particles={settings.particles} with blocks of {call.draft_tokens + 1} tokens "
-                f"over a vocabulary of {lm.vocab.size} need {call.logits} logits a round, more "
-                f"than {MAX_LOGITS}: use fewer particles or draft tokens"
+                f"over a vocabulary of {call.lm.vocab.size} need {call.logits} logits a round, "
+                f"more than {MAX_LOGITS}: use fewer particles or draft tokens"
             )
         if call.draft_tokens and settings.draft is not None:
-            warn_if_slow(lm, settings.draft, settings.particles, settings.max_tokens)
+            warn_if_slow(call.lm, settings.draft, settings.particles, settings.max_tokens)
         return call
+
+    @property
+    def lm(self) -> LM:
+        """The lead's model."""
+        return self.lead.lm
+
+    def prompts(self, prompt: Any) -> tuple[list[Any], bool]:
+        """The prompts of the call, and whether it was for many; see `as_prompts`.
+
+        Raises
+        ------
+        PromptError
+            Also where there is none, and the lead has none for itself.
+        """
+        if prompt is not None:
+            return as_prompts(prompt)
+        own = self.lead.models[0][1]
+        if own is None or callable(own):
+            makes = "makes its prompt from the request's" if own is not None else "has no prompt"
+            raise PromptError(
+                f"sample() without a prompt: the lead model {self.lead.name} {makes}; pass one, "
+                "or give the model one for itself, Target(lm, prompt=...)"
+            )
+        return [own], False
 
     def request(self, prompt: Any) -> Request:
         """A prompt, encoded and checked to fit the context of every model.
@@ -77,16 +103,18 @@ class Call:
         ------
         PromptError, SettingError
         """
-        tokens = tuple(self.lm.encode(prompt))
         s = self.settings
-        for model, length in self._prompt_lengths(prompt, tokens):
+        request = Request(prompt, (), self.lm.vocab, s.max_tokens, self.truncate, s.stop)
+        tokens = tuple(self.lm.encode(request.prompt_for(self.lead.models[0][1])))
+        request = dataclasses.replace(request, prompt_tokens=tokens)
+        for model, length in self._prompt_lengths(request):
             if length + s.max_tokens > model.max_context:
                 raise SettingError(
                     f"a prompt of {length} tokens and max_tokens={s.max_tokens} exceed the "
                     f"context of {model.name}, {model.max_context} tokens: max_tokens may be at "
                     f"most {model.max_context - length}"
                 )
-        return Request(prompt, tokens, self.lm.vocab, s.max_tokens, self.truncate, s.stop)
+        return request
 
     @property
     def draft_tokens(self) -> int:
@@ -96,29 +124,40 @@ class Call:
     @property
     def target_engines(self) -> list[Any]:
         """Engines of the models that are factors."""
-        lms = [f.lm for f in self.product.factors if isinstance(f, Target)]
-        return [lm.engine for lm in lms if hasattr(lm, "engine")]
+        return [lm.engine for lm, _ in _models(self.product) if hasattr(lm, "engine")]
 
     @property
     def logits(self) -> int:
         """Rows × positions × vocabulary of one request's round."""
-        rows = self.settings.particles
-        if self.draft_tokens:
-            rows *= self.settings.draft_paths
-        return rows * (self.draft_tokens + 1) * self.lm.vocab.size
+        s, positions = self.settings, self.draft_tokens + 1
+        rows = s.particles * (s.draft_paths if self.draft_tokens else 1)
+        beside, longest = s.rows_beside
+        if beside and s.lookahead:  # without a draft, rollouts go token by token
+            rollouts = s.particles * beside * (longest if self.draft_tokens else 1)
+            return max(rows * positions, rollouts) * self.lm.vocab.size
+        return rows * max(beside, 1) * positions * self.lm.vocab.size
 
     def pages(self, request: Request) -> dict[LM, int]:
         """Pages that a request holds at most, for every model."""
         s = self.settings
         need: dict[LM, int] = {}
-        for model, length in self._prompt_lengths(request.prompt, request.prompt_tokens):
+        for model, length in self._prompt_lengths(request):
             pages = model.pages_needed(length, s.particles, s.max_tokens)
-            if self.draft_tokens and s.draft_paths > 1:
-                # While a block is made, each path has a tail page and a block of its own.
-                rows = s.particles * s.draft_paths
-                pages += model.pages_needed(0, rows, self.draft_tokens + 1)
+            paths = s.draft_paths if self.draft_tokens else 1
+            beside, longest = s.rows_beside
+            if beside or paths > 1:
+                # While a block is made, each path and each row on the side has a tail page and a
+                # block of its own; moves keep the rows as they were before the block, too.
+                rows = s.particles * paths * max(beside, 1)
+                if beside and not s.lookahead:
+                    rows += s.particles * paths
+                pages += model.pages_needed(0, rows, max(longest, self.draft_tokens + 1))
                 pages += model.pages_needed(0, rows, 1)
             need[model] = need.get(model, 0) + pages
+        copies = 1 + s.rows_beside[0]
+        for factor in self.product.factors:
+            for model, pages in factor.memory(request, s.particles).items():
+                need[model] = need.get(model, 0) + copies * pages
         return need
 
     def wave(self, requests: Sequence[WaveRequest]) -> Wave:
@@ -142,13 +181,18 @@ class Call:
             return [result for request in requests for result in self.run([request])]
         return [(q.index, outcome(wave, r)) for r, q in enumerate(requests)]
 
-    def _prompt_lengths(self, prompt: Any, tokens: tuple[int, ...]) -> list[tuple[LM, int]]:
+    def _prompt_lengths(self, request: Request) -> list[tuple[LM, int]]:
         """Every model of the run, as often as it keeps sequences, with its prompt's length."""
-        targets = [f.lm for f in self.product.factors if isinstance(f, Target)]
-        lengths = [(m, len(tokens if m is self.lm else m.encode(prompt))) for m in targets]
+        known = len(request.prompt_tokens)
+        first = self.lead.models[0]
+        lengths = []
+        for model, own in _models(self.product):
+            same = model is first[0] and own is first[1]
+            length = known if same else len(model.encode(request.prompt_for(own)))
+            lengths.append((model, length))
         draft = self.settings.draft
         if draft is not None and self.draft_tokens and not is_fed(draft):
-            lengths.append((cast("LM", draft), len(tokens)))
+            lengths.append((cast("LM", draft), known))
         return lengths
 
 
@@ -180,22 +224,40 @@ def seeds_of(seed: int | Sequence[int] | None, count: int) -> list[int]:
     raise SettingError(f"seed must be an integer, one integer a prompt, or None, got {seed!r}")
 
 
-def _lead_lm(product: Product, settings: Settings) -> LM:
-    lms = [f.lm for f in product.factors if isinstance(f, Target)]
-    if not lms:
+def _models(product: Product) -> list[tuple[LM, Any]]:
+    """Every model that keeps rows, as often as it does, with its own prompt or None."""
+    return [m for f in product.factors if isinstance(f, ModelFactor) for m in f.models]
+
+
+def _lead(product: Product, settings: Settings) -> ModelFactor:
+    at = lead_index(product.factors)
+    if at is None:
+        which = "of positive power " if _models(product) else ""
         raise SettingError(
-            f"{product.name} has no language model to draw from: multiply it by Target(lm)"
+            f"{product.name} has no language model {which}to draw from: multiply it by Target(lm)"
         )
-    lead = lms[0]
-    for other in lms[1:]:
-        lead.vocab.check_same(other.vocab, this=lead.name, that=other.name)
+    lead = cast("ModelFactor", product.factors[at])
+    for other, _ in _models(product):
+        lead.lm.vocab.check_same(other.vocab, this=lead.lm.name, that=other.name)
     if settings.draft is not None:
-        lead.vocab.check_same(
-            settings.draft.vocab, this=f"target {lead.name}", that=f"draft {settings.draft.name}"
+        lead.lm.vocab.check_same(
+            settings.draft.vocab,
+            this=f"target {lead.lm.name}",
+            that=f"draft {settings.draft.name}",
         )
-        if is_fed(settings.draft) and settings.draft.fed_by is not lead:
-            raise SettingError(
-                f"the draft {settings.draft.name} is fed by another model than the target "
-                f"{lead.name}: get it from this one, with lm.draft()"
-            )
+        if is_fed(settings.draft):
+            _check_fed(settings.draft, lead)
     return lead
+
+
+def _check_fed(draft: FedDraft, lead: ModelFactor) -> None:
+    if draft.fed_by is not lead.lm:
+        raise SettingError(
+            f"the draft {draft.name} is fed by another model than the target {lead.lm.name}: get "
+            "it from this one, with lm.draft()"
+        )
+    if len(lead.models) > 1:
+        raise SettingError(
+            f"the draft {draft.name} is fed with the hidden states of one row a particle, and "
+            f"{lead.name} keeps {len(lead.models)}: use a draft that is an LM"
+        )

@@ -21,17 +21,10 @@ from torch import Tensor
 from smcprog.errors import PotentialError, SMCError
 from smcprog.potentials.base import Potential, Request, State
 from smcprog.potentials.bitmask import unpack_bitmask
-from smcprog.potentials.target import Target
+from smcprog.potentials.models.factor import ModelFactor, fit_width
+from smcprog.smc.guard import Guard
 
 __all__ = ["Factor", "StartGroup", "fit_width"]
-
-
-def fit_width(logw: Tensor, size: int) -> Tensor:
-    """Log-weights [..., V] over `size` ids: models of one vocabulary may pad differently."""
-    missing = size - logw.shape[-1]
-    if missing > 0:
-        return torch.cat([logw, logw.new_full((*logw.shape[:-1], missing), -torch.inf)], dim=-1)
-    return logw[..., :size]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +57,12 @@ class Factor:
         device: torch.device,
     ) -> None:
         self.potential = potential
+        self._guarded = Guard(potential)
         self.masks = potential.masks
         self.rejects = potential.rejects
-        self.lm_like = type(potential).next_logw is not Potential.next_logw
+        self.lm_like = potential.lm_like
         #: Whether `next_logw` is a log-probability distribution over the whole vocabulary.
-        self.normalized = isinstance(potential, Target) and potential.power == 1
+        self.normalized = isinstance(potential, ModelFactor) and potential.normalized
         self.failed: dict[int, SMCError] = {}  # request → what its potential ended with
         self._device = device
         self._parts: list[State | None] = []
@@ -78,17 +72,20 @@ class Factor:
             for group in groups:
                 if potential.joins:
                     rows = particles * len(group.members)
-                    self._parts.append(self._guard(None, potential.start, group.request, rows))
+                    self._parts.append(
+                        self._guard(None, self._call, potential.start, group.request, rows)
+                    )
                     self._sizes.append(rows)
                 else:
                     for member in group.members:
-                        state = self._guard(member, potential.start, group.request, particles)
+                        start = potential.start
+                        state = self._guard(member, self._call, start, group.request, particles)
                         self._parts.append(state)
                         self._sizes.append(particles)
                         self._owners.append(member)
             if potential.joins:
                 if len(self._parts) > 1:
-                    self._parts = [self._guard(None, potential.join, self._parts)]
+                    self._parts = [self._guard(None, self._call, potential.join, self._parts)]
                 self._sizes = [sum(self._sizes)]
                 self._owners = [None]
         except BaseException:
@@ -184,9 +181,9 @@ class Factor:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def hidden(self) -> tuple[Tensor, NDArray[np.int64]]:
-        """`Target.hidden` of every row of a target model."""
-        assert isinstance(self.potential, Target)  # all of whose rows are in one part
-        return self.potential.hidden(self._parts[0])  # type: ignore[arg-type]
+        """`ModelFactor.hidden` of every row of a target model."""
+        assert isinstance(self.potential, ModelFactor)  # all of whose rows are in one part
+        return self.potential.hidden(self._parts[0])
 
     def copy(self, paths: int = 1) -> Factor:
         """The same rows again, `paths` neighbours for each, with states of their own.
@@ -202,7 +199,7 @@ class Factor:
         ):
             if state is not None and size and owner not in self.failed:
                 rows = torch.arange(size).repeat_interleave(paths)
-                twin._parts[i] = self._guard(owner, self.potential.fork, state, rows)
+                twin._parts[i] = self._guard(owner, self._call, self.potential.fork, state, rows)
         return twin
 
     def take_over(self, twin: Factor, winner_M: Tensor, paths: int) -> None:
@@ -213,9 +210,9 @@ class Factor:
             local = winner_M[at : at + size] - at * paths
             at += size
             if copied is not None and owner not in self.failed:
-                self._parts[i] = self._guard(owner, self.potential.fork, copied, local)
+                self._parts[i] = self._guard(owner, self._call, self.potential.fork, copied, local)
                 if state is not None:
-                    self.potential.release(state)
+                    self._guarded.release(state)
 
     def token_logprobs(self) -> Tensor | None:
         """Of the tokens last advanced, [M, T]."""
@@ -242,34 +239,58 @@ class Factor:
             self._parts[i] = None
             try:
                 if size and owner not in self.failed:
-                    self._parts[i] = self._guard(owner, self.potential.fork, state, local)
+                    self._parts[i] = self._guard(
+                        owner, self._call, self.potential.fork, state, local
+                    )
             finally:
-                self.potential.release(state)
+                self._guarded.release(state)
+
+    def select(self, ancestors_M: Tensor, sizes_R: Sequence[int]) -> Factor:
+        """As `fork`, but the rows are new ones of a factor of its own; these stay valid.
+
+        Failures of the copy are failures of the original.
+        """
+        twin = copy.copy(self)
+        twin.log_psi_M = self.log_psi_M[ancestors_M.to(self._device)]
+        twin._parts, twin._sizes = [None] * len(self._parts), []
+        new_at, old_at = 0, 0
+        for i, (owner, old_size) in enumerate(zip(self._owners, self._sizes, strict=True)):
+            size = sum(sizes_R) if owner is None else sizes_R[owner]
+            state = self._parts[i]
+            local = ancestors_M[new_at : new_at + size] - old_at
+            new_at, old_at = new_at + size, old_at + old_size
+            twin._sizes.append(size)
+            if state is not None and size and owner not in self.failed:
+                twin._parts[i] = self._guard(owner, self._call, self.potential.fork, state, local)
+        return twin
 
     def release(self) -> None:
         """Give back everything the states hold."""
         for i, state in enumerate(self._parts):
             if state is not None:
                 self._parts[i] = None
-                self.potential.release(state)
+                self._guarded.release(state)
+
+    def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        return self._guarded.call(method, *arguments)
 
     def _advance_part(
         self, part: int, state: State, tokens: Tensor, lengths: Tensor, ended: Tensor
     ) -> Tensor:
-        self._parts[part], value = self.potential.advance(state, tokens, lengths, ended)
+        self._parts[part], value = self._call(self.potential.advance, state, tokens, lengths, ended)
         rows = tokens.shape[0]
         if not isinstance(value, Tensor) or value.shape != (rows,) or not value.is_floating_point():
             self._refuse("advance", f"log ψ as a floating tensor of shape ({rows},)", value)
         return value.detach().double().to(self._device)
 
     def _next_logw_of(self, state: State, rows: int, size: int) -> Tensor:
-        value = self.potential.next_logw(state)
+        value = self._call(self.potential.next_logw, state)
         return self._checked_logw("next_logw", value, (rows, size))
 
     def _admits_of(
         self, state: State, rows: Sequence[int], tokens: Sequence[int], ended: Sequence[bool]
     ) -> list[bool]:
-        answers = list(self.potential.admits(state, rows, tokens, ended))
+        answers = list(self._call(self.potential.admits, state, rows, tokens, ended))
         if len(answers) != len(rows) or not all(isinstance(a, bool) for a in answers):
             self._refuse("admits", f"{len(rows)} bools", repr(answers)[:80])
         return answers
@@ -277,11 +298,11 @@ class Factor:
     def _lookahead_of(
         self, state: State, rows: int, tokens: Tensor, lengths: Tensor, size: int
     ) -> Tensor:
-        value = self.potential.lookahead(state, tokens, lengths)
+        value = self._call(self.potential.lookahead, state, tokens, lengths)
         return self._checked_logw("lookahead", value, (rows, tokens.shape[1] + 1, size))
 
     def _checked_logw(self, method: str, value: Any, shape: tuple[int, ...]) -> Tensor:
-        model = isinstance(self.potential, Target)
+        model = isinstance(self.potential, ModelFactor)
         fits = (
             isinstance(value, Tensor)
             and value.is_floating_point()
@@ -298,7 +319,7 @@ class Factor:
         return value
 
     def _mask_of(self, state: State, rows: int, size: int) -> Tensor | None:
-        value = self.potential.mask(state)
+        value = self._call(self.potential.mask, state)
         if value is None:
             return None
         shapes = {torch.bool: (rows, size), torch.int32: (rows, -(-size // 32))}
@@ -312,7 +333,7 @@ class Factor:
         return unpack_bitmask(value.to(self._device), size)  # packed, it is moved at an eighth
 
     def _token_logprobs_of(self, state: State, rows: int) -> Tensor | None:
-        return self.potential.token_logprobs(state)
+        return self._call(self.potential.token_logprobs, state)
 
     def _refuse(self, method: str, wanted: str, got: Any) -> NoReturn:
         if isinstance(got, Tensor):

@@ -3,24 +3,55 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import Tensor
 
-from smcprog.potentials.local import LocalDistribution
+from smcprog.potentials.models.local import LocalDistribution
 from smcprog.smc.factors import Factor, fit_width
 
 if TYPE_CHECKING:
     from smcprog.drafts.fed import FedDraft
+    from smcprog.smc.draft import AnyDraft
 
-__all__ = ["FedDraftRows", "is_fed"]
+__all__ = ["FedDraftRows", "is_fed", "last_tokens"]
 
 
 def is_fed(draft: object) -> TypeGuard[FedDraft]:
     """Whether a draft is a `FedDraft`; without importing what makes them."""
     return hasattr(draft, "fed_by")
+
+
+def last_tokens(
+    count: int,
+    tokens_M_T: Tensor,
+    lengths_M: Tensor,
+    owners_M: Tensor,
+    prompts: Sequence[Sequence[int]],
+) -> Tensor:
+    """The last `count` tokens of outputs, their prompts before them, int64 [M, count].
+
+    Where there are fewer, zeros stand before them.
+
+    Parameters
+    ----------
+    tokens_M_T, lengths_M : Tensor, int64
+        Outputs, and how many of their tokens are real.
+    owners_M : Tensor, int64
+        Which of the prompts each continues.
+    prompts : sequence of sequence of int
+    """
+    before_R_C = torch.zeros((len(prompts), count), dtype=torch.int64)
+    for r, prompt in enumerate(prompts):
+        last = prompt[-count:]
+        before_R_C[r, count - len(last) :] = torch.tensor(last)
+    # Place p ‹ 0 of an output is in its prompt.
+    place_M_C = lengths_M.unsqueeze(1) - count + torch.arange(count)
+    new_M_C = tokens_M_T.gather(1, place_M_C.clamp(min=0))
+    old_M_C = before_R_C[owners_M].gather(1, (place_M_C + count).clamp(max=count - 1))
+    return torch.where(place_M_C >= 0, new_M_C, old_M_C)
 
 
 class FedDraftRows:
@@ -112,6 +143,14 @@ class FedDraftRows:
             value = getattr(self, name)
             if value is not None:
                 setattr(self, name, value.index_select(0, ancestors_M.to(value.device)))
+
+    def beside(self, lead: Factor, recent: Callable[[int], Tensor]) -> FedDraftRows:
+        """The same draft for other rows of the target, between blocks."""
+        return FedDraftRows(self._model, self._local.temperature, lead, recent, self._size)
+
+    def merge(self, other: AnyDraft, index_M: Tensor) -> None:
+        """Rows become others; they begin the next block from the target's rows."""
+        self.release()
 
     def release(self) -> None:
         """Nothing is held between rounds."""

@@ -10,7 +10,6 @@ from smcprog.limits import MAX_ROUND_ELEMENTS
 from smcprog.potentials.base import Potential, Request
 from smcprog.smc.call import Call, seeds_of
 from smcprog.smc.posterior import Posterior
-from smcprog.smc.prompts import as_prompts
 from smcprog.smc.wave import WaveRequest
 
 __all__ = ["deliver", "sample"]
@@ -26,7 +25,7 @@ def sample(
 ) -> Posterior | list[Posterior]:
     """Draw from a target; `Potential.sample` is the public face of this function."""
     call = Call.of(target, stop, **options)
-    prompts, many = as_prompts(prompt)
+    prompts, many = call.prompts(prompt)
     seeds = seeds_of(seed, len(prompts))
 
     results: list[Posterior | SMCError | None] = [None] * len(prompts)

@@ -93,8 +93,11 @@ class TabularLM:
     logits_S_V : array, [S, V]
         Unnormalised log-probabilities; −inf where impossible.
     next_S_V : array of int, [S, V]
-        State after each token. State 0 is the start, whatever the prompt.
+        State after each token.
     name : str
+    start : callable, optional
+        From the prompt's token ids to the state in which rows start. By default state 0,
+        whatever the prompt.
     """
 
     def __init__(
@@ -104,7 +107,9 @@ class TabularLM:
         logits_S_V: Any,
         next_S_V: Any,
         name: str = "tabular",
+        start: Callable[[tuple[int, ...]], int] | None = None,
     ) -> None:
+        self._start = start
         self.vocab = Vocabulary.from_tokens(list(tokens), tuple(eos_ids))
         self.logits_S_V = torch.as_tensor(np.asarray(logits_S_V), dtype=torch.float64)
         self.next_S_V = torch.as_tensor(np.asarray(next_S_V), dtype=torch.int64)
@@ -123,6 +128,8 @@ class TabularLM:
         conditional: Callable[[tuple[int, ...]], Sequence[float]],
         order: int,
         name: str = "tabular",
+        *,
+        reads_prompt: bool = False,
     ) -> TabularLM:
         """From p(· | last `order` tokens); shorter histories are states of their own.
 
@@ -130,6 +137,8 @@ class TabularLM:
         ----------
         conditional : callable
             History, at most `order` tokens long, → V probabilities.
+        reads_prompt : bool
+            Whether the prompt's tokens are part of the history.
         """
         states: dict[tuple[int, ...], int] = {(): 0}
         rows, moves = [], []
@@ -137,7 +146,11 @@ class TabularLM:
             with np.errstate(divide="ignore"):
                 rows.append(np.log(np.asarray(conditional(history), dtype=np.float64)))
             moves.append([states[_shift(history, v, order)] for v in range(len(tokens))])
-        return cls(tokens, eos_ids, rows, moves, name)
+
+        def last(prompt: tuple[int, ...]) -> int:
+            return states[prompt[-order:] if order else ()]
+
+        return cls(tokens, eos_ids, rows, moves, name, last if reads_prompt else None)
 
     def encode(self, prompt: Any) -> list[int]:
         """Token ids of a prompt: a list of ids as it is, a text byte by byte."""
@@ -152,11 +165,28 @@ class TabularLM:
 
     def sequences(self, prompt_tokens: Sequence[int], n: int) -> TabularSequences:
         """`n` rows in the start state."""
-        return TabularSequences(self, torch.zeros(n, dtype=torch.int64))
+        state = 0 if self._start is None else self._start(tuple(prompt_tokens))
+        return TabularSequences(self, torch.full((n,), state, dtype=torch.int64))
 
     def join(self, parts: Sequence[TabularSequences]) -> TabularSequences:
         """All rows in one."""
-        return TabularSequences(self, torch.cat([p._state_M for p in parts]))
+        tracked = getattr(parts[0], "join_rows", None)
+        if tracked is not None:
+            return tracked(self, parts)
+        joined = TabularSequences(self, torch.cat([p._state_M for p in parts]))
+        joined._length_M = torch.cat([p._length_M for p in parts])
+        # The newest entries stand side by side; where a part has none, length -1 is never undone.
+        for back in range(max(len(p._past) for p in parts), 0, -1):
+            entries = [
+                p._past[-back]
+                if back <= len(p._past)
+                else (torch.full_like(p._length_M, -1), p._state_M)
+                for p in parts
+            ]
+            joined._past.append(
+                (torch.cat([n for n, _ in entries]), torch.cat([s for _, s in entries]))
+            )
+        return joined
 
     def pages_needed(self, prompt_len: int, n: int, new_tokens: int) -> int:
         """No pages are used."""

@@ -4,8 +4,8 @@
 `admission` says who may run; `scheduler` is the public face.
 """
 
-from smcprog.smc.scheduler.asynchronous import asample
+from smcprog.smc.scheduler.asynchronous import asample, shared_scheduler
 from smcprog.smc.scheduler.handle import RequestHandle
 from smcprog.smc.scheduler.scheduler import Scheduler
 
-__all__ = ["RequestHandle", "Scheduler", "asample"]
+__all__ = ["RequestHandle", "Scheduler", "asample", "shared_scheduler"]

@@ -48,6 +48,7 @@ class Reservations:
         self._count = 0
         self._logits = 0
         self._pages: dict[LM, int] = {}
+        self._waiting: dict[Task, dict[LM, int]] = {}
 
     def next(self, queue: Iterable[Task]) -> Task | None:
         """The first task that may start now.
@@ -57,7 +58,7 @@ class Reservations:
         """
         if self._count >= self._most:
             return None
-        wanted: set[LM] = set()
+        wanted = {lm for pages in self._waiting.values() for lm in pages}
         for task in queue:
             if wanted.isdisjoint(task.pages) and self._fits(task):
                 return task
@@ -70,20 +71,48 @@ class Reservations:
 
     def leave(self, task: Task) -> None:
         """It has given everything back."""
+        self._waiting.pop(task, None)
         self._book(task, -1)
+
+    def grow(self, task: Task, pages: dict[LM, int], logits: int) -> bool:
+        """Reserve more for a task that runs; whether it could. Ask again until it can.
+
+        Nobody else is admitted to the models that it waits for. Where all that run wait for each
+        other, the first of them goes on all the same: what is reserved is the most that may be
+        needed, and none of the others takes a page meanwhile.
+
+        Raises
+        ------
+        PagesExhaustedError
+            If the pool is too small, whoever gives back what.
+        """
+        total = {lm: task.pages.get(lm, 0) + pages.get(lm, 0) for lm in {*task.pages, *pages}}
+        check_fits(total)
+        self._waiting.setdefault(task, pages)
+        first = next(iter(self._waiting)) is task and len(self._waiting) == self._count > 1
+        if first or self._has_room(pages, logits - task.logits, alone=self._count == 1):
+            del self._waiting[task]
+            self._book(task, -1)
+            task.pages, task.logits = total, max(logits, task.logits)
+            self._book(task, 1)
+            return True
+        return False
 
     def _book(self, task: Task, sign: int) -> None:
         self._count += sign
-        self._logits += sign * task.call.logits
+        self._logits += sign * task.logits
         for lm, need in task.pages.items():
             self._pages[lm] = self._pages.get(lm, 0) + sign * need
             if not self._pages[lm]:
                 del self._pages[lm]
 
     def _fits(self, task: Task) -> bool:
-        if self._count and self._logits + task.call.logits > MOST_LOGITS:
+        return self._has_room(task.pages, task.logits, alone=not self._count)
+
+    def _has_room(self, pages: dict[LM, int], logits: int, *, alone: bool) -> bool:
+        if not alone and self._logits + max(logits, 0) > MOST_LOGITS:
             return False
-        for lm, need in task.pages.items():
+        for lm, need in pages.items():
             # Sequences outside the scheduler may hold pages too; if more are held than all
             # reservations together, some surely are theirs.
             if need and need > lm.kv_pages - max(self._pages.get(lm, 0), lm.pages_in_use):

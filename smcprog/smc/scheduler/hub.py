@@ -30,6 +30,11 @@ PATIENCE = 32
 class Hub:
     """Runs tasks in turn; a `Runner` of the engines' work. All in one thread.
 
+    Parameters
+    ----------
+    wake : callable
+        See `Runner`.
+
     Attributes
     ----------
     tasks : list of Task
@@ -40,7 +45,8 @@ class Hub:
         Forwards so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
+        self.wake = wake
         self.tasks: list[Task] = []
         self.finished: list[Task] = []
         self.passes = 0
@@ -81,7 +87,7 @@ class Hub:
         chosen = self._choose(waiting)
         works = [t.work for t in chosen if t.work is not None]
         self.passes += 1
-        if chosen[0].call.settings.deterministic:
+        if chosen[0].deterministic:
             with fixed_kernels():
                 works[0].run_alone()
         else:
@@ -168,18 +174,18 @@ class Hub:
         first = waiting[0]
         if self.passes - first.since < PATIENCE:
             first = next((t for t in waiting if _drafts(t)), first)
-        if first.call.settings.deterministic:
+        if first.deterministic:
             return [first]
         assert first.work is not None
         engine = first.work.engine
         return [
             t
             for t in waiting
-            if t.work is not None and t.work.engine is engine and not t.call.settings.deterministic
+            if t.work is not None and t.work.engine is engine and not t.deterministic
         ]
 
 
 def _drafts(task: Task) -> bool:
     """Whether a task waits for its draft model, or any other that is not a target."""
     assert task.work is not None
-    return all(task.work.engine is not engine for engine in task.call.target_engines)
+    return all(task.work.engine is not engine for engine in task.target_engines)

@@ -14,11 +14,10 @@ from smcprog.engine.batching import use_runner
 from smcprog.errors import RequestTimeoutError, SchedulerClosedError, SMCError
 from smcprog.potentials.base import Potential
 from smcprog.smc.call import Call, seeds_of
-from smcprog.smc.prompts import as_prompts
 from smcprog.smc.scheduler.admission import Reservations, check_fits
 from smcprog.smc.scheduler.handle import GroupHandle, RequestHandle
 from smcprog.smc.scheduler.hub import Hub
-from smcprog.smc.scheduler.task import Task
+from smcprog.smc.scheduler.task import SampleTask, Task
 from smcprog.smc.wave import WaveRequest
 from smcprog.validate import real, whole
 
@@ -62,7 +61,7 @@ class Scheduler:
         self._reservations = Reservations(whole("max_running", max_running, 1, MOST_RUNNING))
         self._changed = threading.Condition()
         self._queue: list[Task] = []
-        self._hub = Hub()
+        self._hub = Hub(self._wake)
         self._thread: threading.Thread | None = None
         self._closed = False
         self._woken = False
@@ -71,7 +70,7 @@ class Scheduler:
     def submit(
         self,
         target: Potential,
-        prompt: Any,
+        prompt: Any = None,
         *,
         timeout: float | None = None,
         seed: int | Sequence[int] | None = None,
@@ -109,7 +108,7 @@ class Scheduler:
         if timeout is not None:
             timeout = real("timeout", timeout, 0, LONGEST_TIMEOUT)
         call = Call.of(target, stop, **settings)
-        prompts, many = as_prompts(prompt)
+        prompts, many = call.prompts(prompt)
         seeds = seeds_of(seed, len(prompts))
         tasks: list[Task | SMCError] = []
         for i, one in enumerate(prompts):
@@ -117,13 +116,23 @@ class Scheduler:
                 request = call.request(one)
                 pages = call.pages(request)
                 check_fits(pages)
-                task = Task(call, WaveRequest(i, request, seeds[i]), pages, timeout)
-                task.handle = RequestHandle(self._wake)
-                tasks.append(task)
+                tasks.append(SampleTask(call, WaveRequest(i, request, seeds[i]), pages, timeout))
             except SMCError as error:
                 if not many:
                     raise
                 tasks.append(error)
+        return self.enqueue(tasks, many)
+
+    def enqueue(self, tasks: Sequence[Task | SMCError], many: bool) -> RequestHandle:
+        """Queue tasks, or note why there is none; for those who make their own.
+
+        Raises
+        ------
+        SchedulerClosedError
+        """
+        for task in tasks:
+            if isinstance(task, Task):
+                task.handle = RequestHandle(self._wake)
         # Before they are queued: a group must not miss the end of a part.
         parts = [t.handle if isinstance(t, Task) else t for t in tasks]
         handle = GroupHandle(parts) if many else parts[0]
@@ -247,6 +256,7 @@ class Scheduler:
                 self._queue.remove(task)
                 self._hub.start(task)
             self._reservations.enter(task)
+            task.reservations = self._reservations
             task.handle.start()
 
     def _settle(self) -> None:

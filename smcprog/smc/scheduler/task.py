@@ -1,8 +1,9 @@
-"""One request under the scheduler."""
+"""What runs under the scheduler: a request, or anything else that asks models for work."""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,21 +17,30 @@ if TYPE_CHECKING:
 
     from smcprog.engine.batching import Work
     from smcprog.engine.lm import LM
+    from smcprog.smc.scheduler.admission import Reservations
 
-__all__ = ["Stopped", "Task"]
+__all__ = ["SampleTask", "Stopped", "Task"]
 
 
 class Stopped(BaseException):
     """Unwinds a request that was cancelled; no potential should catch it."""
 
 
-class Task:
-    """A request: what it asks for, what it may hold, and where it is.
+class Task(ABC):
+    """Something that runs in turn with others: what it may hold, and where it is.
 
     Attributes
     ----------
     pages : dict
-        LM → most pages the request holds.
+        LM → most pages it holds, as far as is known.
+    logits : int
+        Rows × positions × vocabulary of its rounds.
+    deterministic : bool
+        Whether its work is done alone.
+    target_engines : list
+        Engines of the models that are no drafts.
+    reservations : Reservations
+        Where it may ask for more, from its admission on.
     deadline : float or None
         In `time.monotonic` seconds.
     work : Work or None
@@ -42,11 +52,18 @@ class Task:
     """
 
     def __init__(
-        self, call: Call, request: WaveRequest, pages: dict[LM, int], timeout: float | None
+        self,
+        pages: dict[LM, int],
+        timeout: float | None,
+        *,
+        logits: int = 0,
+        deterministic: bool = False,
     ) -> None:
-        self.call = call
-        self.request = request
         self.pages = pages
+        self.logits = logits
+        self.deterministic = deterministic
+        self.target_engines: list[Any] = []
+        self.reservations: Reservations
         self.submitted = time.monotonic()
         self.timeout = timeout
         self.deadline = None if timeout is None else self.submitted + timeout
@@ -59,7 +76,7 @@ class Task:
         self.result: Any = None
 
     def play(self, breathe: Callable[[], None]) -> None:
-        """Run the request from its first token to its posterior; never raises.
+        """Run it from its first token to its result; never raises.
 
         Parameters
         ----------
@@ -70,6 +87,24 @@ class Task:
             self.result = self._play(breathe)
         except BaseException as error:
             self.result = error
+
+    @abstractmethod
+    def _play(self, breathe: Callable[[], None]) -> Any:
+        """What comes of it."""
+
+
+class SampleTask(Task):
+    """A request of `Potential.sample`."""
+
+    def __init__(
+        self, call: Call, request: WaveRequest, pages: dict[LM, int], timeout: float | None
+    ) -> None:
+        super().__init__(
+            pages, timeout, logits=call.logits, deterministic=call.settings.deterministic
+        )
+        self.call = call
+        self.request = request
+        self.target_engines = call.target_engines
 
     def _play(self, breathe: Callable[[], None]) -> Any:
         begun = time.perf_counter()

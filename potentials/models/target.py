@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from smcprog.errors import SettingError
-from smcprog.potentials.base import Potential, Request
-from smcprog.potentials.local import LocalDistribution
+from smcprog.potentials.base import Request
+from smcprog.potentials.models.factor import MAX_POWER, ModelFactor, own_prompt, show_prompt
+from smcprog.potentials.models.local import LocalDistribution
 from smcprog.validate import real
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from smcprog.engine.sequences import Sequences
 
 __all__ = ["Target"]
-
-MAX_POWER = 1e4
 
 
 @dataclasses.dataclass
@@ -66,13 +65,17 @@ class TargetState:
     ahead: Ahead | None = None
 
 
-class Target(Potential):
+class Target(ModelFactor):
     """A language model as a factor.
 
     Parameters
     ----------
     lm : LM
         The model.
+    prompt : str, list of messages, list of token ids, or callable, optional
+        A prompt that this factor has for itself, in place of the request's; a function makes
+        it from the request's. So one model may be a factor twice, each time with another
+        prompt, and ``sample()`` needs none where the lead has one.
     temperature : float
         Local temperature τ: p = softmax(logits/τ) at every step. 0 is greedy decoding,
         which is sampled autoregressively or without loss only (``coupling=1``).
@@ -81,25 +84,30 @@ class Target(Potential):
     power : float
         Global power α › 0 of the sequence's probability: ψ = Πp^α. ``Target(lm) ** 4``
         is the same. Not to be confused with temperature: p^α of the sequence is not
-        softmax(α·logits) per step.
+        softmax(α·logits) per step. Dividing by a model, ``/ Target(b) ** 0.5``, makes a
+        negative one, which an untruncated model allows.
 
     Notes
     -----
+    *Proposal.* Tokens are drawn from p^α times whatever else has a weight for every next token,
+    restricted by masks and normalised; drafted tokens from the draft under the masks.
+
     Ids that the model has a logit for but the tokenizer has no token for (padded
-    vocabularies) get probability zero.
+    vocabularies) get probability zero, whatever the power.
 
     Raises
     ------
     SettingError
         A setting out of range.
+    PromptError
+        `prompt` is none.
     """
-
-    joins = True
 
     def __init__(
         self,
         lm: LM,
         *,
+        prompt: Any = None,
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
@@ -110,16 +118,15 @@ class Target(Potential):
             raise SettingError(
                 f"Target takes an LM, got {type(lm).__name__}: write Target(LM(...))"
             )
-        power = real("power", power, 0, MAX_POWER)
-        if power == 0:
-            raise SettingError("power must be greater than 0: the power 0 forgets the model")
         self.lm = lm
+        self.prompt = own_prompt(lm, prompt)
         self.local = LocalDistribution(temperature, top_k, top_p, min_p)
-        self.power = power
+        self.power = self._checked_power(real("power", power, 0, MAX_POWER))
 
     @property
     def name(self) -> str:
-        return f"Target({self.lm.name})"
+        own = "" if self.prompt is None else f", prompt={show_prompt(self.prompt)}"
+        return f"Target({self.lm.name}{own})"
 
     def __repr__(self) -> str:
         shown = [
@@ -127,15 +134,38 @@ class Target(Potential):
             for f in dataclasses.fields(self.local)
             if (value := getattr(self.local, f.name)) != f.default
         ]
+        if self.prompt is not None:
+            shown.insert(0, f"prompt={show_prompt(self.prompt)}")
         inner = ", ".join([self.lm.name, *shown])
         return f"Target({inner})" + (f" ** {self.power:g}" if self.power != 1 else "")
 
-    def __pow__(self, power: float) -> Target:
-        scale = real("power", power, 0, MAX_POWER)
-        return Target(self.lm, **dataclasses.asdict(self.local), power=self.power * scale)
+    @property
+    def models(self) -> tuple[tuple[LM, Any], ...]:
+        return ((self.lm, self.prompt),)
+
+    @property
+    def draft_temperature(self) -> float:
+        return self.local.temperature / abs(self.power)
+
+    @property
+    def normalized(self) -> bool:
+        return self.power == 1
+
+    @property
+    def greedy(self) -> bool:
+        return self.local.temperature == 0
+
+    @property
+    def truncated(self) -> bool:
+        return self.local.truncated
+
+    @property
+    def proposal(self) -> str:
+        own = "" if self.prompt is None else f" after its own prompt {show_prompt(self.prompt)}"
+        return f"{self.local.describe()} of {self.lm.name}{own}"
 
     def start(self, request: Request, n: int) -> TargetState:
-        sequences = request.sequences(self.lm, n)
+        sequences = request.sequences(self.lm, n, self.prompt)
         log_psi_N = torch.zeros(n, dtype=torch.float64, device=self.lm.device)
         return TargetState(sequences, log_psi_N)
 
@@ -162,7 +192,7 @@ class Target(Potential):
         real_N_T = torch.arange(width, device=device) < lengths_N.unsqueeze(1)
         logp_N_T = torch.where(real_N_T, logp_N_T.double(), 0.0)
         state.token_logp_N_T = logp_N_T
-        state.log_psi_N = state.log_psi_N + self.power * logp_N_T.sum(1)
+        state.log_psi_N = state.log_psi_N + self._raised(logp_N_T, tokens_N_T).sum(1)
         state.next_logp_N_V = None
         return state, state.log_psi_N
 
@@ -182,7 +212,7 @@ class Target(Potential):
         logp_N_B_V = self.local.log_probs(self._known(logits_N_B_V))
         state.ahead = Ahead(tokens_N_T, lengths_N, begin_N, logits_N_B_V, logp_N_B_V)
         state.next_logp_N_V = logp_N_B_V[:, 0]
-        return logp_N_B_V if self.power == 1 else self.power * logp_N_B_V
+        return self._raised(logp_N_B_V)
 
     def _advance_into(
         self, state: TargetState, ahead: Ahead, tokens_N_T: Tensor, lengths_N: Tensor
@@ -216,7 +246,7 @@ class Target(Potential):
             state.sequences.append(token_N_1, new_N.long())
             state.next_logp_N_V = None
         state.token_logp_N_T = logp_N_T
-        state.log_psi_N = state.log_psi_N + self.power * logp_N_T.sum(1)
+        state.log_psi_N = state.log_psi_N + self._raised(logp_N_T, tokens_N_T).sum(1)
         return state, state.log_psi_N
 
     def _drop_ahead(self, state: TargetState) -> None:
@@ -245,8 +275,12 @@ class Target(Potential):
         state.sequences.close()
 
     def next_logw(self, state: TargetState) -> Tensor:
-        logp_N_V = self._next_logp(state)
-        return logp_N_V if self.power == 1 else self.power * logp_N_V
+        return self._raised(self._next_logp(state))
+
+    def rows(self, state: TargetState) -> list[Sequences]:
+        if state.ahead is not None:
+            self._drop_ahead(state)
+        return [state.sequences.fork(torch.arange(len(state.log_psi_N)))]
 
     def hidden(self, state: TargetState) -> tuple[Tensor, NDArray[np.int64]]:
         """Last hidden state of the last token that was run, [N, D]; and how many came since, [N].

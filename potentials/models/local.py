@@ -77,6 +77,15 @@ class LocalDistribution:
             or bool(self.min_p)
         )
 
+    def describe(self) -> str:
+        """In words, for reports."""
+        if self.temperature == 0:
+            return "the arg-max"
+        scaled = "" if self.temperature == 1 else f" / {self.temperature:g}"
+        cuts = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
+        cut = ", ".join(f"{k}={v:g}" for k, v in cuts.items() if v is not None)
+        return f"softmax(logits{scaled})" + (f" cut to {cut}" if cut else "")
+
     def log_probs(self, logits: Tensor) -> Tensor:
         """Log-probabilities of shape [..., V], float32 or wider; −∞ where truncated."""
         if self.temperature == 0:
