@@ -53,6 +53,7 @@ class Progress:
 
     Attributes
     ----------
+    factors : sequence of Factor
     tokens_M_B : Tensor, int64
         The block; only the first `lengths_M` of a row are real.
     logp_M_B : Tensor, float64
@@ -81,7 +82,7 @@ class Progress:
         room_M: Tensor,
         truncate: bool,
     ) -> None:
-        self._factors = factors
+        self.factors = self._factors = factors
         self._lead = lead
         self._draws = draws
         self._stops = stops

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from smcprog.potentials.local import LocalDistribution
+from smcprog.potentials.models.local import LocalDistribution
 from smcprog.smc.factors import StartGroup, fit_width
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ class AnyDraft(Protocol):
 
     def fork(self, ancestors_M: Tensor) -> None:
         """Rows become copies of their ancestors."""
+
+    def merge(self, other: AnyDraft, index_M: Tensor) -> None:
+        """Row i goes on from row ``index_M[i]`` of these rows followed by the other's."""
 
     def release(self) -> None:
         """Give back all memory."""
@@ -120,6 +124,22 @@ class Draft:
             index_M = ancestors_M.to(self._lm.device)
             self._logits = [logits_M_V[index_M] for logits_M_V in self._logits]
             self._begin_M = self._begin_M[ancestors_M.cpu().numpy()]
+
+    def select(self, ancestors_M: Tensor) -> Draft:
+        """A draft of its own whose rows continue the given ones, between blocks."""
+        twin = copy.copy(self)
+        twin._sequences = self._sequences.fork(ancestors_M)
+        return twin
+
+    def merge(self, other: AnyDraft, index_M: Tensor) -> None:
+        """Row i goes on from row ``index_M[i]`` of these rows followed by the other's.
+
+        The other is used up.
+        """
+        assert isinstance(other, Draft)
+        both = self._lm.join([self._sequences, other._sequences])
+        self._sequences = both.fork(index_M)
+        both.close()
 
     def release(self) -> None:
         """Give the pages back."""

@@ -85,6 +85,9 @@ class Draws:
         Rows drawn per particle, neighbours, and independent of each other.
     """
 
+    #: Whether tokens may be drawn by rejection against factors that can tell them one by one.
+    by_rejection = True
+
     def __init__(
         self,
         seeds_M: Tensor,

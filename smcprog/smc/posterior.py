@@ -89,6 +89,8 @@ class RoundInfo:
         Particles of positive weight before resampling.
     log_weights : list of float
         Log-weights before resampling.
+    moves, moves_accepted : int
+        Moves tried after the round, and those accepted.
     """
 
     ess: float
@@ -98,6 +100,8 @@ class RoundInfo:
     length: int
     alive: int
     log_weights: list[float]
+    moves: int = 0
+    moves_accepted: int = 0
 
 
 @dataclasses.dataclass(eq=False)
@@ -127,6 +131,9 @@ class Posterior:
         Name of the resampling scheme.
     ess_threshold : float or None
         The share of N below which ESS makes a round resample.
+    one_run_tells : bool
+        Whether the genealogy can tell the standard error of `log_evidence`. It cannot where
+        particles are dependent by design: waste-free SMC, first tokens without replacement.
 
     Raises
     ------
@@ -143,6 +150,7 @@ class Posterior:
     timing: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     resampling: str = "systematic"
     ess_threshold: float | None = None
+    one_run_tells: bool = True
 
     def __post_init__(self) -> None:
         if not self.particles:
@@ -159,9 +167,12 @@ class Posterior:
     def log_evidence_se(self) -> float:
         """Standard error of `log_evidence` from this run alone, read off the genealogy.
 
-        NaN where one run cannot tell: one particle, all dead, or all survivors descended
-        from one initial particle (see `smcprog.smc.standard_error`).
+        NaN where one run cannot tell: one particle, all dead, all survivors descended from
+        one initial particle (see `smcprog.smc.standard_error`), or not `one_run_tells`. Then
+        `smcprog.pool` of several runs does.
         """
+        if not self.one_run_tells:
+            return math.nan
         return log_evidence_standard_error(
             [info.ancestors if info.resampled else None for info in self.rounds],
             [particle.log_weight for particle in self.particles],
@@ -172,6 +183,13 @@ class Posterior:
     def log_evidence_se_approximate(self) -> bool:
         """Whether `log_evidence_se` is approximate beyond first order: not if multinomial."""
         return self.resampling != "multinomial"
+
+    @property
+    def move_rate(self) -> float:
+        """Share of the moves that were accepted; NaN if there were none."""
+        tried = sum(info.moves for info in self.rounds)
+        accepted = sum(info.moves_accepted for info in self.rounds)
+        return accepted / tried if tried else math.nan
 
     @property
     def sample(self) -> Particle | None:
@@ -329,7 +347,7 @@ class Posterior:
 
     def __repr__(self) -> str:
         return (
-            f"Posterior({_shortened(self.text)!r}, particles={len(self.particles)}, "
+            f"{type(self).__name__}({_shortened(self.text)!r}, particles={len(self.particles)}, "
             f"log_evidence={evidence_text(self)}, ess={self.ess:.3g}, seed={self.seed})"
         )
 

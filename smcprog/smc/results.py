@@ -42,6 +42,8 @@ def build_posterior(wave: Wave, r: int) -> Posterior:
             length=int(record.length_R[r]),
             alive=int(record.alive_R[r]),
             log_weights=record.log_w_R_N[r].tolist(),
+            moves=0 if record.moves_R is None else int(record.moves_R[r]),
+            moves_accepted=0 if record.accepted_R is None else int(record.accepted_R[r]),
         )
         for record in wave.rounds
         if record.active_R[r]
@@ -65,6 +67,7 @@ def build_posterior(wave: Wave, r: int) -> Posterior:
         timing=dict(wave.timing),
         resampling=wave.settings.resampling,
         ess_threshold=wave.settings.ess_threshold,
+        one_run_tells=wave.settings.waste_free == 1 and wave.settings.first_tokens == "drawn",
     )
 
 

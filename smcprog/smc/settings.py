@@ -8,10 +8,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from smcprog.errors import SettingError
-from smcprog.limits import MAX_DRAFT_PATHS, MAX_OUTPUT_TOKENS, MAX_PARTICLES, MAX_TOKENS
-from smcprog.potentials.local import check_temperature
+from smcprog.limits import (
+    MAX_DRAFT_PATHS,
+    MAX_LOOKAHEAD,
+    MAX_MOVES,
+    MAX_OUTPUT_TOKENS,
+    MAX_PARTICLES,
+    MAX_ROLLOUTS,
+    MAX_TOKENS,
+)
+from smcprog.potentials.models.factor import ModelFactor
+from smcprog.potentials.models.local import check_temperature
 from smcprog.potentials.product import Product
-from smcprog.potentials.target import Target
 from smcprog.resampling import SCHEMES
 from smcprog.smc.pace import MOST_AUTO
 from smcprog.validate import real, whole
@@ -21,6 +29,8 @@ if TYPE_CHECKING:
     from smcprog.engine.lm import LM
 
 __all__ = ["RoundEvent", "Settings", "check_greedy"]
+
+FIRST_TOKENS = ("drawn", "without_replacement")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +79,11 @@ class Settings:
     resampling: str = "systematic"
     stop: tuple[str, ...] = ()
     deterministic: bool = False
+    moves: int = 0
+    waste_free: int = 1
+    lookahead: int = 0
+    rollouts: int = 4
+    first_tokens: str = "drawn"
     on_round: Callable[[RoundEvent], Any] | None = None
 
     def __post_init__(self) -> None:
@@ -114,12 +129,46 @@ class Settings:
         for s in self.stop:
             if not isinstance(s, str) or not s or not _is_text(s):
                 raise SettingError(f"stop must be non-empty strings of Unicode text, got {s!r}")
+        self._check_variants()
         if self.on_round is not None and not callable(self.on_round):
             raise SettingError(f"on_round must be callable, got {type(self.on_round).__name__}")
         if self.joint_draws not in (True, False):
             raise SettingError(f"joint_draws must be True or False, got {self.joint_draws!r}")
         if self.truncate not in (None, True, False):
             raise SettingError(f"truncate must be True, False or None, got {self.truncate!r}")
+
+    def _check_variants(self) -> None:
+        n = self.particles
+        moves = self._keep("moves", whole("moves", self.moves, 0, MAX_MOVES))
+        chain = self._keep("waste_free", whole("waste_free", self.waste_free, 1, MAX_MOVES))
+        ahead = self._keep("lookahead", whole("lookahead", self.lookahead, 0, MAX_LOOKAHEAD))
+        self._keep("rollouts", whole("rollouts", self.rollouts, 2, MAX_ROLLOUTS))
+        if n % chain:
+            raise SettingError(
+                f"waste_free={chain} must divide particles={n}: they are chains of that length"
+            )
+        if moves and chain > 1:
+            raise SettingError(
+                f"moves={moves} and waste_free={chain} exclude each other: waste-free SMC keeps "
+                "every state of its own moves"
+            )
+        if ahead and (moves or chain > 1):
+            raise SettingError(
+                "lookahead cannot be combined with moves or waste_free: each proposal would need "
+                "rollouts of its own"
+            )
+        if self.first_tokens not in FIRST_TOKENS:
+            raise SettingError(
+                f"first_tokens must be one of {', '.join(FIRST_TOKENS)}, got {self.first_tokens!r}"
+            )
+
+    @property
+    def rows_beside(self) -> tuple[int, int]:
+        """Rows of blocks that are played on the side, per particle, and their most tokens."""
+        beside = max(self.moves, self.waste_free - 1)
+        if beside:
+            return beside, self.most_draft_tokens + 1
+        return (self.rollouts, self.lookahead) if self.lookahead else (0, 0)
 
     def _check_auto(self) -> None:
         if self.draft_tokens != "auto":
@@ -165,8 +214,7 @@ def check_greedy(target: Product, settings: Settings) -> None:
     SettingError
         If a greedy model has companions, or is drafted for with a coupling other than 1.
     """
-    greedy = [f for f in target.factors if isinstance(f, Target) and f.local.temperature == 0]
-    if not greedy:
+    if not any(isinstance(f, ModelFactor) and f.greedy for f in target.factors):
         return
     if len(target.factors) > 1:
         raise SettingError(

@@ -49,3 +49,8 @@ class StopStrings:
     def fork(self, ancestors: Sequence[int]) -> None:
         """Rows become copies of their ancestors."""
         self._tails = [self._tails[a] for a in ancestors]
+
+    def merge(self, other: StopStrings, index: Sequence[int]) -> None:
+        """Row i goes on from row ``index[i]`` of these rows followed by the other's."""
+        both = self._tails + other._tails
+        self._tails = [both[i] for i in index]

@@ -17,54 +17,37 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from smcprog.errors import PotentialError, SMCError
+from smcprog.errors import SMCError
 from smcprog.particles import ess, logmeanexp
-from smcprog.potentials.base import Request
+from smcprog.potentials.models.factor import ModelFactor, lead_index
 from smcprog.potentials.product import Product
-from smcprog.potentials.target import Target
 from smcprog.resampling import resample
 from smcprog.rng import STREAM_RESAMPLE, uniforms
 from smcprog.smc.block import DEAD, RUNNING, Block, Progress
+from smcprog.smc.books import report, wrong_values
 from smcprog.smc.coupled import CoupledBlock
 from smcprog.smc.draft import AnyDraft, Draft
 from smcprog.smc.draws import Draws
 from smcprog.smc.factors import Factor, StartGroup
-from smcprog.smc.fed_draft import FedDraftRows, is_fed
+from smcprog.smc.fed_draft import FedDraftRows, is_fed, last_tokens
 from smcprog.smc.pace import Pace
-from smcprog.smc.settings import RoundEvent, Settings
+from smcprog.smc.records import RoundRecord, WaveRequest
+from smcprog.smc.settings import Settings
 from smcprog.smc.stops import StopStrings
 from smcprog.smc.strata import extend_keys
+from smcprog.smc.variants.first_tokens import FirstTokens, PlainBlock
+from smcprog.smc.variants.lookahead import Lookahead
+from smcprog.smc.variants.moves import BlockMoves
+from smcprog.smc.variants.row_states import RowStates
+from smcprog.smc.variants.tempering import Tempering
+from smcprog.smc.variants.waste_free import chain_heads
 
 if TYPE_CHECKING:
     from smcprog.engine.lm import LM
 
 __all__ = ["RoundRecord", "Wave", "WaveRequest"]
 
-
-@dataclasses.dataclass(frozen=True)
-class WaveRequest:
-    """One request: its number in the call, what potentials may know, and its seed."""
-
-    index: int
-    request: Request
-    seed: int
-
-
-@dataclasses.dataclass(frozen=True)
-class RoundRecord:
-    """One round of every request of the wave, on the host.
-
-    `log_w_R_N` are the weights before resampling; `active_R` tells which requests played.
-    """
-
-    active_R: Tensor
-    ess_R: Tensor
-    resampled_R: Tensor
-    ancestors_R_N: Tensor
-    log_w_R_N: Tensor
-    log_evidence_R: Tensor
-    alive_R: Tensor
-    length_R: Tensor
+ROUNDING = 1e-9  # share of an ESS that rounding may be
 
 
 class Wave:
@@ -106,8 +89,8 @@ class Wave:
         self.settings = settings
         self.truncate = truncate
         self._make_draws = make_draws
-        self._lead = next(i for i, f in enumerate(target.factors) if isinstance(f, Target))
-        self.target_lm = target.factors[self._lead].lm  # type: ignore[attr-defined]
+        self._lead = cast("int", lead_index(target.factors))
+        self.target_lm = cast("ModelFactor", target.factors[self._lead]).lm
         self._device = torch.device(self.target_lm.device)
         vocab = self.target_lm.vocab
         r, n, t = len(self.requests), settings.particles, settings.max_tokens
@@ -117,6 +100,7 @@ class Wave:
         self.lengths_B = torch.zeros(b, dtype=torch.int64)
         self.finish_B = torch.full((b,), RUNNING, dtype=torch.int8)
         self.log_gamma_B = torch.zeros(b, dtype=torch.float64)
+        self.annealed_B = torch.zeros(b, dtype=torch.float64)  # log ψ of annealed rewards
         self.log_w_R_N = torch.zeros((r, n), dtype=torch.float64)
         self.log_evidence_R = torch.zeros(r, dtype=torch.float64)
         self.rounds: list[RoundRecord] = []
@@ -126,6 +110,11 @@ class Wave:
         self._seeds_B = torch.tensor([q.seed for q in self.requests]).repeat_interleave(n)
         self._particles_B = torch.arange(n).repeat(r)
         self._live_M = torch.arange(b)  # rows that still run, in order
+        # A program goes on with a population: what rows weigh already, how many tokens each may
+        # take, and how many rounds there were (their uniforms must not come again).
+        self._log_w_0_B = torch.zeros(b, dtype=torch.float64)
+        self._limit_B = torch.full((b,), t, dtype=torch.int64)
+        self._first_round = 0
         self._keys_B = extend_keys(
             torch.zeros(b, dtype=torch.int64), torch.arange(r).repeat_interleave(n)
         )
@@ -135,6 +124,9 @@ class Wave:
         self._factors: list[Factor] = []
         self._draft: AnyDraft | None = None
         self._pace = Pace() if settings.draft_tokens == "auto" else None
+        self._moves = BlockMoves(self) if settings.moves or settings.waste_free > 1 else None
+        self._tempering = Tempering.of(self)
+        self._lookahead = Lookahead(self) if settings.lookahead else None
 
     def run(self) -> None:
         """Play rounds until every particle of every request is complete or dead."""
@@ -160,6 +152,8 @@ class Wave:
             factor.release()
         if self._draft is not None:
             self._draft.release()
+        if self._moves is not None:
+            self._moves.release()
 
     # ------------------------------------------------------------------ start
 
@@ -170,10 +164,10 @@ class Wave:
         for potential in self.target.factors:
             self._factors.append(Factor(potential, groups, n, self._device))
         if self.settings.draft is not None and self.settings.most_draft_tokens:
-            lead = self.target.factors[self._lead]
             temperature = self.settings.draft_temperature
             if temperature is None:
-                temperature = lead.local.temperature / lead.power  # type: ignore[attr-defined]
+                lead = cast("ModelFactor", self.target.factors[self._lead])
+                temperature = lead.draft_temperature
             small, size = self.settings.draft, self.target_lm.vocab.size
             if is_fed(small):
                 lead_rows = self._factors[self._lead]
@@ -189,11 +183,11 @@ class Wave:
             factor.log_psi_M = factor.advance(nothing, zero, zero.bool())
             blame_M = blame_M.masked_fill((factor.log_psi_M == -torch.inf).cpu(), i)
         log_psi_M = torch.stack([f.log_psi_M for f in self._factors]).sum(0).cpu()
-        self._check_values(log_psi_M)
+        self.check_values(log_psi_M, self._live_M, self._factors)
         self.log_gamma_B = log_psi_M.clone()
-        self.log_w_R_N = log_psi_M.view(self.log_w_R_N.shape).clone()
+        self.log_w_R_N = (self._log_w_0_B + log_psi_M).view(self.log_w_R_N.shape)
         dead_M = log_psi_M == -torch.inf
-        self.finish_B = self.finish_B.masked_fill(dead_M, DEAD)
+        self.finish_B = self.finish_B.masked_fill(self.log_w_R_N.view(-1) == -torch.inf, DEAD)
         self._note_deaths(dead_M, blame_M)
         self._drop_failed()
         self._keep_running(torch.arange(rows))
@@ -215,17 +209,26 @@ class Wave:
         s = self.settings
         live_M = self._live_M
         active_R = self._requests_of(live_M)
-        room_M = s.max_tokens - self.lengths_B[live_M]
+        room_M = self._limit_B[live_M] - self.lengths_B[live_M]
         begun = time.perf_counter()
         drafts_M = (room_M - 1).clamp(max=self._draft_tokens())
+        if self._moves is not None:
+            self._moves.remember(drafts_M)
         block = self._propose(live_M, drafts_M, room_M)
         delta_M = self._book(block, live_M)
         if self._pace is not None and int(drafts_M.max()):
             self._learn(block, live_M, delta_M, drafts_M, time.perf_counter() - begun)
         self._drop_failed()
-        self._resample(active_R)
+        ancestors_B = self._resample(active_R)
+        if self._moves is not None:
+            self._moves.play(ancestors_B, delta_M)
         if s.on_round is not None:
-            self._report(active_R)
+            report(self, active_R)
+
+    @property
+    def round_number(self) -> int:
+        """Of this round, for its uniforms."""
+        return self._first_round + len(self.rounds)
 
     def _draft_tokens(self) -> int:
         """K of this round; it depends on the past only."""
@@ -246,110 +249,178 @@ class Wave:
         self._pace.learn(int(drafts_M.max()), seconds, delta_R_N, kept, offered)
 
     def _propose(self, live_M: Tensor, drafts_M: Tensor, room_M: Tensor) -> Progress:
-        s = self.settings
-        most = int(drafts_M.max())
-        if most and self._draft is not None:
-            self._draft.start_round()
-        draws = self._make_draws(
-            self._seeds_B[live_M].to(self._device),
-            self._particles_B[live_M].to(self._device),
-            len(self.rounds),
-            most + 1,
-            self._keys_B[live_M].to(self._device) if s.joint_draws else None,
+        draws = self.draws(
+            self._seeds_B[live_M],
+            self._particles_B[live_M],
+            int(drafts_M.max()) + 1,
+            self._keys_B[live_M],
         )
-        if most and s.coupling < math.inf:
-            assert self._draft is not None
+        return self.block(self._factors, self._draft, self._stops, draws, drafts_M, room_M)
+
+    def draws(self, seeds_M: Tensor, particles_M: Tensor, positions: int, keys_M: Tensor) -> Draws:
+        """What some rows draw in this round; rows off the record count as particles from N on."""
+        make = self._make_draws
+        if self.settings.first_tokens != "drawn" and not self.rounds:
+            make = FirstTokens
+        return make(
+            seeds_M.to(self._device),
+            particles_M.to(self._device),
+            self.round_number,
+            positions,
+            keys_M.to(self._device) if self.settings.joint_draws else None,
+        )
+
+    def states(self) -> RowStates:
+        """The states of the running rows."""
+        return RowStates(self._factors, self._draft, self._stops)
+
+    def block(
+        self,
+        factors: Sequence[Factor],
+        draft: AnyDraft | None,
+        stops: StopStrings | None,
+        draws: Draws,
+        drafts_M: Tensor,
+        room_M: Tensor,
+        coupled: bool = True,
+    ) -> Progress:
+        """Play a block on some rows; K of each, and the tokens left to it, lie on the host."""
+        s, most = self.settings, int(drafts_M.max())
+        if most and draft is not None:
+            draft.start_round()
+        if most and coupled and s.coupling < math.inf:
+            assert draft is not None
             return CoupledBlock(
-                self._factors, self._lead, self._draft, draws, self._stops, self._eos_V,
-                drafts_M, room_M, self.truncate, s.coupling, s.draft_paths,
+                factors, self._lead, draft, draws, stops, self._eos_V, drafts_M, room_M,
+                self.truncate, s.coupling, s.draft_paths,
             )  # fmt: skip
-        # Without coupling all running rows have one length.
-        return Block(
-            self._factors, self._lead, self._draft, draws, self._stops, self._eos_V,
-            most, room_M, self.truncate,
-        )  # fmt: skip
+        # Without coupling all rows draft alike.
+        kind, least = Block if draws.by_rejection else PlainBlock, int(drafts_M.min())
+        return kind(
+            factors, self._lead, draft, draws, stops, self._eos_V, least, room_M, self.truncate
+        )
 
     def _recent(self, count: int) -> Tensor:
-        """The last `count` tokens of every running row, prompt included, int64 [M, count].
+        return self.recent(count, self._live_M, self.lengths_B[self._live_M])
 
-        Where there are fewer, zeros stand before them.
-        """
-        n, live_M = self.settings.particles, self._live_M
-        before_R_C = torch.zeros((len(self.requests), count), dtype=torch.int64)
-        for r, q in enumerate(self.requests):
-            last = q.request.prompt_tokens[-count:]
-            before_R_C[r, count - len(last) :] = torch.tensor(last)
-        # Place p ‹ 0 of an output is in its prompt.
-        place_M_C = self.lengths_B[live_M].unsqueeze(1) - count + torch.arange(count)
-        new_M_C = self.tokens_B_T[live_M].gather(1, place_M_C.clamp(min=0))
-        old_M_C = before_R_C[live_M // n].gather(1, (place_M_C + count).clamp(max=count - 1))
-        return torch.where(place_M_C >= 0, new_M_C, old_M_C).to(self._device)
+    def recent(self, count: int, rows_M: Tensor, lengths_M: Tensor) -> Tensor:
+        """The last `count` of the first so many tokens of rows, prompt before, [M, count]."""
+        prompts = [q.request.prompt_tokens for q in self.requests]
+        owners_M = rows_M // self.settings.particles
+        recent_M_C = last_tokens(count, self.tokens_B_T[rows_M], lengths_M, owners_M, prompts)
+        return recent_M_C.to(self._device)
 
     def _book(self, block: Progress, live_M: Tensor) -> Tensor:
         """The round's one transfer to the host; increments of the log-weights, [M]."""
         delta_M = block.delta_M.cpu()
-        self._check_values(delta_M)
-        tokens_M_B, logp_M_B = block.tokens_M_B.cpu(), block.logp_M_B.cpu()
-        lengths_M = block.lengths_M.cpu()
-        at_M = self.lengths_B[live_M]
-        keys_M = self._keys_B[live_M]
-        for i in range(int(lengths_M.amax())):
-            took_M = lengths_M > i
-            rows, place = live_M[took_M], at_M[took_M] + i
-            self.tokens_B_T[rows, place] = tokens_M_B[took_M, i]
-            self.logp_B_T[rows, place] = logp_M_B[took_M, i]
-            keys_M = torch.where(took_M, extend_keys(keys_M, tokens_M_B[:, i]), keys_M)
-        self._keys_B[live_M] = keys_M
-        self.lengths_B[live_M] += lengths_M
-        self.finish_B[live_M] = block.finish_M.cpu()
-        self.log_gamma_B[live_M] = block.log_gamma_M.cpu()
+        self.check_values(delta_M, live_M, self._factors)
+        self.take_over(live_M, block, slice(None), self.lengths_B[live_M], self._keys_B[live_M])
         self.log_w_R_N.view(-1)[live_M] += delta_M
         self._note_deaths(self.finish_B[live_M] == DEAD, block.blame_M.cpu())
         return delta_M
 
-    def _resample(self, active_R: Tensor) -> None:
+    def take_over(
+        self,
+        rows_S: Tensor,
+        block: Progress,
+        index_S: Tensor | slice,
+        at_S: Tensor,
+        keys_S: Tensor,
+    ) -> None:
+        """Rows take over rows of a block: the first `at_S` tokens, of keys `keys_S`, stay."""
+        tokens_S_B, logp_S_B = block.tokens_M_B.cpu()[index_S], block.logp_M_B.cpu()[index_S]
+        lengths_S = block.lengths_M.cpu()[index_S]
+        for i in range(int(lengths_S.amax())):
+            took_S = lengths_S > i
+            rows, place = rows_S[took_S], at_S[took_S] + i
+            self.tokens_B_T[rows, place] = tokens_S_B[took_S, i]
+            self.logp_B_T[rows, place] = logp_S_B[took_S, i]
+            keys_S = torch.where(took_S, extend_keys(keys_S, tokens_S_B[:, i]), keys_S)
+        self._keys_B[rows_S] = keys_S
+        self.lengths_B[rows_S] = at_S + lengths_S
+        self.finish_B[rows_S] = block.finish_M.cpu()[index_S]
+        self.log_gamma_B[rows_S] = block.log_gamma_M.cpu()[index_S]
+        if self._tempering is not None:
+            self.annealed_B[rows_S] = self._tempering.value(block)[index_S]
+
+    def _resample(self, active_R: Tensor) -> Tensor:
+        """Draw ancestors where ESS is low; the row that each row continues, [B]."""
         s = self.settings
         r, n = self.log_w_R_N.shape
-        running_R = self._requests_of(torch.nonzero(self.finish_B == RUNNING).flatten())
+        # Where all have finished, copies stay copies; but moves can draw the last blocks anew.
+        still_R = self._requests_of(torch.nonzero(self.finish_B == RUNNING).flatten())
+        running_R = still_R if self._moves is None else active_R
         ess_R = ess(self.log_w_R_N)
         log_mean_R = logmeanexp(self.log_w_R_N)
-        need_R = running_R & (ess_R < s.ess_threshold * n) & (log_mean_R > -torch.inf)
-        identity_R_N = torch.arange(n).expand(r, n)
+        # Weights that differ by rounding only are equal: which do depends on the batch.
+        low_R = ess_R < s.ess_threshold * n * (1 - ROUNDING)
+        if s.waste_free > 1:  # moves must not depend on what they move, and these need ancestors
+            low_R = torch.ones_like(low_R)
+        need_R = running_R & low_R & (log_mean_R > -torch.inf)
+        if s.first_tokens != "drawn" and not self.rounds:
+            need_R = torch.zeros_like(need_R)  # it would undo what keeps the tokens distinct
+        need_R, log_eta_R_N = self._log_eta(need_R)
+        flat_B = torch.arange(r * n)
         record = RoundRecord(
             active_R=active_R,
             ess_R=ess_R,
             resampled_R=need_R,
-            ancestors_R_N=identity_R_N,
+            ancestors_R_N=torch.arange(n).expand(r, n),
             log_w_R_N=self.log_w_R_N.clone(),
             log_evidence_R=self.log_evidence_R + log_mean_R,
             alive_R=(self.log_w_R_N > -torch.inf).sum(1),
             length_R=self.lengths_B.view(r, n).amax(1),
         )
         if bool(need_R.any()):
-            seeds_R = self._seeds_B.view(r, n)[:, 0]
-            u_R_N = uniforms(
-                seeds_R, torch.zeros_like(seeds_R), len(self.rounds), torch.arange(n),
-                STREAM_RESAMPLE,
-            )  # fmt: skip
-            drawn_R_N = resample(s.resampling, self.log_w_R_N, u_R_N)
-            ancestors_R_N = torch.where(need_R.unsqueeze(1), drawn_R_N, identity_R_N)
+            log_v_R_N = self.log_w_R_N + log_eta_R_N
+            need_R_1 = need_R.unsqueeze(1)
+            ancestors_R_N = torch.where(
+                need_R_1, self._ancestors(log_v_R_N, need_R), record.ancestors_R_N
+            )
             record = dataclasses.replace(record, ancestors_R_N=ancestors_R_N)
-            self.log_evidence_R = torch.where(need_R, record.log_evidence_R, self.log_evidence_R)
-            self.log_w_R_N = self.log_w_R_N.masked_fill(need_R.unsqueeze(1), 0.0)
             flat_B = (ancestors_R_N + torch.arange(r).unsqueeze(1) * n).flatten()
+            gained_R = torch.where(need_R, logmeanexp(log_v_R_N), 0.0)
+            self.log_evidence_R = self.log_evidence_R + gained_R
+            left_R_N = -log_eta_R_N.view(-1)[flat_B].view(r, n)
+            self.log_w_R_N = torch.where(need_R_1, left_R_N, self.log_w_R_N)
             for name in (
                 "tokens_B_T",
                 "logp_B_T",
                 "lengths_B",
                 "finish_B",
                 "log_gamma_B",
+                "annealed_B",
                 "_keys_B",
             ):
                 setattr(self, name, getattr(self, name)[flat_B])
-        else:
-            flat_B = torch.arange(r * n)
         self.rounds.append(record)
         self._keep_running(flat_B)
+        return flat_B
+
+    def _log_eta(self, need_R: Tensor) -> tuple[Tensor, Tensor]:
+        """Which requests resample, and log η of every particle, finite, [R, N].
+
+        Ancestors are drawn in proportion to w·η and then weigh 1/η. Whatever η › 0 is made of
+        the past and the present population, and of randomness of its own, E[Ẑ] = Z.
+        """
+        log_eta_R_N = torch.zeros_like(self.log_w_R_N)
+        for part in (self._tempering, self._lookahead):
+            if part is not None and bool(need_R.any()):
+                need_R, log_part_R_N = part.log_eta(need_R)
+                log_eta_R_N = log_eta_R_N + log_part_R_N
+        return need_R, log_eta_R_N
+
+    def _ancestors(self, log_v_R_N: Tensor, need_R: Tensor) -> Tensor:
+        """Ancestors of populations, [R, N], in proportion to exp(log_v); those in need count."""
+        r, n = log_v_R_N.shape
+        seeds_R = self._seeds_B.view(r, n)[:, 0]
+        u_R_N = uniforms(
+            seeds_R, torch.zeros_like(seeds_R), self.round_number, torch.arange(n), STREAM_RESAMPLE
+        )
+        drawn_R_N = resample(self.settings.resampling, log_v_R_N, u_R_N)
+        if self.settings.waste_free > 1:
+            return chain_heads(drawn_R_N, self.settings.waste_free, seeds_R, self.round_number)
+        return drawn_R_N
 
     def _keep_running(self, ancestors_B: Tensor) -> None:
         """States follow: row i of the wave now continues row ``ancestors_B[i]``."""
@@ -400,54 +471,9 @@ class Wave:
             self.finish_B[request * n : (request + 1) * n] = DEAD
             self.log_w_R_N[request] = -torch.inf
 
-    def _check_values(self, values_M: Tensor) -> None:
+    def check_values(self, values_M: Tensor, rows_M: Tensor, factors: Sequence[Factor]) -> None:
         """NaN and +∞ are errors of a potential; find out whose."""
-        bad_M = values_M.isnan() | (values_M == torch.inf)
-        if not bool(bad_M.any()):
-            return
-        n = self.settings.particles
-        for factor in self._factors:
-            psi_M = factor.log_psi_M.cpu()
-            faulty_M = bad_M & (psi_M.isnan() | (psi_M == torch.inf))
-            for m in torch.nonzero(faulty_M).flatten().tolist():
-                request = int(self._live_M[m]) // n
-                self.failed.setdefault(
-                    request,
-                    PotentialError(
-                        f"{factor.potential.name}: log ψ is {float(psi_M[m])} at token "
-                        f"{int(self.lengths_B[self._live_M[m]])} of the output; it must be "
-                        "finite or -inf",
-                        potential=factor.potential.name,
-                    ),
-                )
-        for m in torch.nonzero(bad_M).flatten().tolist():
-            self.failed.setdefault(
-                int(self._live_M[m]) // n,
-                PotentialError(
-                    f"{self.target.name}: the weight became {float(values_M[m])}",
-                    potential=self.target.name,
-                ),
-            )
-
-    def _report(self, active_R: Tensor) -> None:
-        n = self.settings.particles
-        record = self.rounds[-1]
-        assert self.settings.on_round is not None
-        for r in torch.nonzero(active_R).flatten().tolist():
-            rows = slice(r * n, (r + 1) * n)
-            best = r * n + int(self.log_w_R_N[r].argmax())
-            finish = self.finish_B[rows]
-            tokens = self.tokens_B_T[best, : int(self.lengths_B[best])].tolist()
-            q = self.requests[r]
-            self.settings.on_round(
-                RoundEvent(
-                    request=q.index,
-                    round=len(self.rounds) - 1,
-                    tokens=int(record.length_R[r]),
-                    max_tokens=self.settings.max_tokens,
-                    alive=int((finish != DEAD).sum()),
-                    finished=int(((finish != DEAD) & (finish != RUNNING)).sum()),
-                    ess=float(record.ess_R[r]),
-                    text=q.request.output_text(tokens),
-                )
-            )
+        if bool((values_M.isnan() | (values_M == torch.inf)).any()):
+            owners_M = rows_M // self.settings.particles
+            found = wrong_values(self.target, values_M, owners_M, self.lengths_B[rows_M], factors)
+            self.failed = found | self.failed

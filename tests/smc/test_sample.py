@@ -324,6 +324,18 @@ def test_fractions_and_numpy_numbers_are_numbers():
     assert [p.tokens for p in sample(target, **options)] == [p.tokens for p in plain]
 
 
+def test_weights_that_differ_by_rounding_only_are_not_resampled():
+    def up(texts):
+        return [0.1 * t.count("a") + 0.3 * t.count("b") for t in texts]
+
+    def down(texts):
+        return [0.7 - 0.1 * t.count("a") - 0.3 * t.count("b") for t in texts]
+
+    target = Target(LM) * Reward(up, at="round") * Reward(down, at="round")
+    posts = target.sample([[0]] * 8, particles=7, seed=range(8), ess_threshold=1.0, max_tokens=6)
+    assert not any(info.resampled for post in posts for info in post.rounds)
+
+
 def test_a_stop_string_is_looked_for_in_bytes():
     """Half characters show as the replacement character, but are not it."""
     from smcprog.potentials import Request

@@ -1,0 +1,1 @@
+"""Variants of the SMC loop, each in a file."""
