@@ -20,8 +20,10 @@ MAY_IMPORT = {
     "drafts": LEAVES | {"engine", "models"},
     "grammars": LEAVES | {"engine"},
     "potentials": LEAVES | {"engine", "grammars"},
+    "programs": LEAVES | {"drafts", "engine", "potentials", "smc"},
     "plots": LEAVES | {"smc"},
     "smc": LEAVES | {"drafts", "engine", "potentials", "plots"},
+    "genlm": LEAVES | {"engine", "potentials", "smc"},
     "testing": LEAVES | {"engine", "potentials"},
 }
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from smcprog.bench.lines import read_lines
+from smcprog.bench.peers_patterns import PATTERNS, Pattern
 from smcprog.bench.peers_regex import schema_regex
 from smcprog.errors import AllDeadError, GrammarError, InputError, SettingError, SMCError
 from smcprog.limits import MAX_PARTICLES, MAX_TOKENS
@@ -37,7 +38,18 @@ if TYPE_CHECKING:
     from smcprog.potentials import Potential
     from smcprog.smc.posterior import Posterior
 
-__all__ = ["SAMPLERS", "Peer", "choose", "compare", "read_schemas", "summarise"]
+__all__ = [
+    "SAMPLERS",
+    "Peer",
+    "choose",
+    "choose_patterns",
+    "compare",
+    "peer_load",
+    "peer_order",
+    "prompt_tokens",
+    "read_schemas",
+    "summarise",
+]
 
 SAMPLERS = ("awrs", "direct")
 _LONGEST = 3000  # characters of a regular expression; the peer needs minutes to compile more
@@ -47,35 +59,47 @@ _WARM_TOKENS = 6
 
 
 class Peer:
-    """genlm-control in a process of its own.
+    """genlm-control, or another peer, in a process of its own.
 
     Parameters
     ----------
     python : str
         The interpreter that has it.
+    module : str
+        What it must be able to import, ...
+    package : str
+        ... and what has to be installed for that.
+    worker : str
+        The script beside this file that plays the peer's part.
 
     Raises
     ------
     SettingError
-        If it cannot be started, or has no genlm-control.
+        If it cannot be started, or has no such module.
     """
 
-    def __init__(self, python: str) -> None:
+    def __init__(
+        self,
+        python: str,
+        module: str = "genlm.control",
+        package: str = "genlm-control==0.4.1",
+        worker: str = "peers_worker.py",
+    ) -> None:
         if shutil.which(python) is None:
             raise SettingError(f"--peer-python {python}: there is no such program")
         probe = subprocess.run(
-            [python, "-c", "import genlm.control"], capture_output=True, text=True, check=False
+            [python, "-c", f"import {module}"], capture_output=True, text=True, check=False
         )
         if probe.returncode:
             said = (probe.stderr.strip().splitlines() or ["it said nothing"])[-1]
             raise SettingError(
-                f"--peer-python {python} cannot import genlm.control ({said}). Install it apart: "
-                "python -m venv peer && peer/bin/pip install genlm-control==0.4.1, then give "
+                f"--peer-python {python} cannot import {module} ({said}). Install it apart: "
+                f"python -m venv peer && peer/bin/pip install {package}, then give "
                 "--peer-python peer/bin/python"
             )
-        worker = Path(__file__).with_name("peers_worker.py")
+        script = Path(__file__).with_name(worker)
         self._process = subprocess.Popen(
-            [python, str(worker)],
+            [python, str(script)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -172,6 +196,40 @@ def choose(
     return [able[i * len(able) // count] for i in range(count)], len(able)
 
 
+def choose_patterns(count: int) -> tuple[list[tuple[str, Pattern, str]], int]:
+    """`count` of the patterns that come with the benchmark, as `choose` returns schemas."""
+    able = [(name, pattern, pattern.pattern) for name, pattern in PATTERNS.items()]
+    count = min(count, len(able))
+    return [able[i * len(able) // count] for i in range(count)], len(able)
+
+
+def peer_load(lm: LM, peer: Peer, batching: dict[str, Any]) -> dict[str, Any]:
+    """Let the peer load the same model with as many threads; versions of what it has."""
+    return peer.ask(
+        "load",
+        model=str(lm.path),
+        threads=torch.get_num_threads(),
+        batching=batching,
+        eos_ids=list(lm.vocab.eos_ids),
+    )
+
+
+def peer_order(
+    lm: LM, pattern: str, prompt: list[int], particles: int, max_tokens: int, cap_s: float
+) -> dict[str, Any]:
+    """What the peer is told for a call: the settings that ours has, too."""
+    return {
+        "pattern": pattern,
+        "prompt": prompt,
+        "special_ids": sorted(set(lm.vocab.special_ids) - set(lm.vocab.eos_ids)),
+        "particles": particles,
+        "max_tokens": max_tokens,
+        "ess_threshold": 0.5,
+        "resampling": "systematic",
+        "cap_s": cap_s,
+    }
+
+
 def compare(
     lm: LM,
     peer: Peer,
@@ -186,7 +244,7 @@ def compare(
     seed: int = 0,
     on_stage: Callable[[str], None] = lambda _: None,
 ) -> Iterator[dict[str, Any]]:
-    """Time both on each schema.
+    """Time both on each schema or pattern.
 
     Parameters
     ----------
@@ -194,7 +252,7 @@ def compare(
         The peer loads the same folder in float32, with as many threads.
     peer : Peer
     chosen : sequence
-        From `choose`.
+        From `choose` or `choose_patterns`.
     particles, max_tokens : int
         N; T, EOS included.
     repeats : int
@@ -227,31 +285,18 @@ def compare(
     if sampler not in SAMPLERS:
         raise SettingError(f"sampler must be one of {', '.join(SAMPLERS)}, got {sampler!r}")
     on_stage("loading the peer's model")
-    versions = peer.ask(
-        "load",
-        model=str(lm.path),
-        threads=torch.get_num_threads(),
-        batching={"batch_size": particles, "timeout": 0.001} if tuned else {},
-        eos_ids=list(lm.vocab.eos_ids),
-    )
-    special = sorted(set(lm.vocab.special_ids) - set(lm.vocab.eos_ids))
-    for name, schema, pattern in chosen:
-        prompt = _prompt(lm, schema)
-        order = {
-            "pattern": pattern,
-            "prompt": prompt,
-            "special_ids": special,
-            "particles": particles,
-            "max_tokens": max_tokens,
-            "ess_threshold": 0.5,
-            "resampling": "systematic",
-            "sampler": sampler,
-            "cap_s": cap_s,
-            "keep_prompt": tuned,
-        }
+    batching = {"batch_size": particles, "timeout": 0.001} if tuned else {}
+    versions = peer_load(lm, peer, batching)
+    for name, source, pattern in chosen:
+        prompt = _prompt(lm, source)
+        order = peer_order(lm, pattern, prompt, particles, max_tokens, cap_s)
+        order |= {"sampler": sampler, "keep_prompt": tuned}
         on_stage(f"{name}: compiling and warming up")
         begun = time.perf_counter()
-        grammar = Grammar(schema)
+        if isinstance(source, Pattern):
+            grammar = Grammar.regex(source.pattern)
+        else:
+            grammar = Grammar(source)
         target = Target(lm) * grammar
         _ours(target, prompt, particles, _WARM_TOKENS, seed)
         ours_compile = time.perf_counter() - begun
@@ -281,11 +326,18 @@ def compare(
         yield row
 
 
-def _prompt(lm: LM, schema: Any) -> list[int]:
-    text = (
+def _prompt(lm: LM, source: Any) -> list[int]:
+    if isinstance(source, Pattern):
+        return prompt_tokens(lm, source.prompt)
+    return prompt_tokens(
+        lm,
         "Write one short example of a JSON value that fits this JSON Schema. Answer with JSON "
-        f"only.\n\n{json.dumps(schema, ensure_ascii=False)}"
+        f"only.\n\n{json.dumps(source, ensure_ascii=False)}",
     )
+
+
+def prompt_tokens(lm: LM, text: str) -> list[int]:
+    """What a user asks, through the model's chat template if it has one."""
     chat = getattr(lm.tokenizer, "chat_template", None)
     return list(lm.encode([{"role": "user", "content": text}] if chat else text))
 

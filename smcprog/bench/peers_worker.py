@@ -165,11 +165,8 @@ def _sample(order: dict[str, Any]) -> dict[str, Any]:
     if found is None:
         return {"seconds": seconds, "tokens": drawn, "complete": False}
     alive = bool(np.isfinite(found.log_ml))
-    outputs = [
-        b"".join(tokens[:-1]).decode("utf-8", errors="replace")
-        for tokens, weight in found
-        if weight > -np.inf
-    ]
+    living = [(tokens, weight) for tokens, weight in found if weight > -np.inf]
+    outputs = [b"".join(tokens[:-1]).decode("utf-8", errors="replace") for tokens, _ in living]
     return {
         "seconds": seconds,
         "tokens": sum(len(tokens) for tokens in found.contexts),
@@ -177,6 +174,7 @@ def _sample(order: dict[str, Any]) -> dict[str, Any]:
         "log_evidence": float(found.log_ml) if alive else None,
         "ess": float(found.ess) if alive else 0.0,
         "texts": outputs,
+        "log_weights": [float(weight) for _, weight in living],
     }
 
 
@@ -186,6 +184,8 @@ _DO = {"load": _load, "accepts": _accepts, "score": _score, "sample": _sample}
 def _main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever libraries print is no answer
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [p for p in sys.path if p != here]  # whose files have names like `coverage`
     warnings.simplefilter("ignore")
     for line in sys.stdin:
         order = json.loads(line)

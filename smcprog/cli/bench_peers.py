@@ -10,26 +10,60 @@ from typing import Annotated, Any
 import typer
 
 from smcprog.cli.failures import reported
-from smcprog.errors import InputError
+from smcprog.errors import InputError, SettingError
 
-__all__ = ["peers"]
+__all__ = [
+    "DebugOption",
+    "DefaultsOption",
+    "JsonOption",
+    "ModelOption",
+    "ParticlesOption",
+    "PeerOption",
+    "SaveOption",
+    "SeedOption",
+    "peers",
+    "save_report",
+    "stages",
+]
+
+PeerOption = Annotated[
+    str, typer.Option("--peer-python", metavar="PATH", help="The Python that has the peer.")
+]
+ModelOption = Annotated[
+    str | None, typer.Option(metavar="MODEL", help="Folder or hub id of the model.")
+]
+DefaultsOption = Annotated[
+    bool,
+    typer.Option(
+        "--peer-defaults",
+        help="The peer as it comes: it waits 20 ms to fill a batch, and reads the prompt at "
+        "every step. Without this flag, 1 ms, and the prompt's keys and values are cached.",
+    ),
+]
+ParticlesOption = Annotated[int, typer.Option("--particles", "-n", min=1)]
+SeedOption = Annotated[int, typer.Option(help="The first seed.", min=0)]
+SaveOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write the report here as it grows.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Print tracebacks.")]
 
 
 def peers(
     schemas: Annotated[
-        Path,
+        Path | None,
         typer.Option(metavar="FILE", help='JSON lines, also gzipped, with "name" and "schema".'),
-    ],
-    peer_python: Annotated[
-        str, typer.Option(metavar="PATH", help="The Python that has genlm-control installed.")
-    ] = sys.executable,
-    count: Annotated[
-        int, typer.Option(help="Schemas, evenly spread over those both can take.", min=1)
-    ] = 20,
-    model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Folder or hub id of the model.")
     ] = None,
-    particles: Annotated[int, typer.Option("--particles", "-n", min=1)] = 16,
+    patterns: Annotated[
+        bool, typer.Option("--patterns", help="Regular expressions that come with smcprog.")
+    ] = False,
+    peer_python: PeerOption = sys.executable,
+    count: Annotated[
+        int,
+        typer.Option(help="Schemas or patterns, evenly spread over those both can take.", min=1),
+    ] = 20,
+    model: ModelOption = None,
+    particles: ParticlesOption = 16,
     max_tokens: Annotated[int, typer.Option(help="Of an output, EOS included.", min=2)] = 96,
     repeats: Annotated[int, typer.Option(help="Timed calls of each.", min=1)] = 1,
     cap: Annotated[
@@ -38,29 +72,24 @@ def peers(
     sampler: Annotated[
         str, typer.Option(help="The peer's sampler: awrs (its fast one) or direct.")
     ] = "awrs",
-    peer_defaults: Annotated[
-        bool,
-        typer.Option(
-            "--peer-defaults",
-            help="The peer as it comes: it waits 20 ms to fill a batch, and reads the prompt at "
-            "every step. Without this flag, 1 ms, and the prompt's keys and values are cached.",
-        ),
-    ] = False,
-    seed: Annotated[int, typer.Option(help="The first seed.", min=0)] = 0,
-    save: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the report here after every schema."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Print tracebacks.")] = False,
+    peer_defaults: DefaultsOption = False,
+    seed: SeedOption = 0,
+    save: SaveOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
 ) -> None:
-    """Time ``Target(lm) * Grammar(schema)`` against genlm-control on the same work."""
+    """Time ``Target(lm) * Grammar(...)`` against genlm-control on the same work."""
     with reported(as_json=as_json, debug=debug):
         from smcprog.bench import peers as bench
 
+        if (schemas is None) != patterns:
+            raise SettingError("give either --schemas FILE or --patterns")
         peer = bench.Peer(peer_python)
         try:
-            chosen, able = bench.choose(bench.read_schemas(schemas), count)
+            if schemas is None:
+                chosen, able = bench.choose_patterns(count)
+            else:
+                chosen, able = bench.choose(bench.read_schemas(schemas), count)
             from smcprog.engine.lm import LM
 
             lm = LM(model)
@@ -73,7 +102,7 @@ def peers(
                 "able": able,
                 "rows": [],
             }
-            with _stages() as tell:
+            with stages() as tell:
                 for row in bench.compare(
                     lm,
                     peer,
@@ -92,7 +121,7 @@ def peers(
                     report["rows"].append(row)
                     report["summary"] = bench.summarise(report["rows"])
                     if save is not None:
-                        _save(report, save)
+                        save_report(report, save)
         finally:
             peer.close()
         if as_json:
@@ -101,7 +130,7 @@ def peers(
             _print(report)
 
 
-def _stages() -> Any:
+def stages() -> Any:
     """What is going on, on standard error where that is a terminal."""
     import contextlib
 
@@ -117,7 +146,8 @@ def _stages() -> Any:
     return shown()
 
 
-def _save(report: dict[str, Any], path: Path) -> None:
+def save_report(report: dict[str, Any], path: Path) -> None:
+    """Write a report to a file that the user named."""
     try:
         path.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:

@@ -1,0 +1,1 @@
+"""Potentials of genlm-control as factors."""
