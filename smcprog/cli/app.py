@@ -13,6 +13,8 @@ from smcprog.cli import (
     bench_coverage,
     bench_masks,
     bench_peers,
+    bench_posterior,
+    bench_rewards,
     bench_variance,
     distill,
     generate,
@@ -37,6 +39,9 @@ bench.app.command("bias")(bench_bias.bias)
 bench.app.command("coverage")(bench_coverage.coverage)
 bench.app.command("masks")(bench_masks.masks)
 bench.app.command("peers")(bench_peers.peers)
+bench.app.command("posterior")(bench_posterior.posterior)
+bench.app.command("infilling")(bench_posterior.infilling)
+bench.app.command("rewards")(bench_rewards.rewards)
 app.add_typer(models.app, name="models")
 app.add_typer(bench.app, name="bench")
 
