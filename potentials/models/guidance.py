@@ -13,7 +13,7 @@ from smcprog.errors import PotentialError
 from smcprog.potentials.base import Request
 from smcprog.potentials.models.composite import Composite, CompositeState
 from smcprog.potentials.models.factor import show_prompt
-from smcprog.potentials.models.local import LocalDistribution
+from smcprog.potentials.models.local import Local, LocalDistribution
 from smcprog.potentials.models.target import Target
 from smcprog.validate import real
 
@@ -40,7 +40,7 @@ class GuidanceState(CompositeState):
     ahead: tuple[Tensor, Tensor, Tensor] | None = None
 
 
-class Guidance(Composite):
+class Guidance(Local, Composite):
     """p(v) ∝ p(v | prompt)^γ · p(v | negative prompt)^(1−γ) at every step.
 
     Parameters
@@ -110,22 +110,6 @@ class Guidance(Composite):
     def __repr__(self) -> str:
         power = "" if self.power == 1 else f" ** {self.power:g}"
         return f"{self.name[:-1]}, {self.local.describe()}){power}"
-
-    @property
-    def draft_temperature(self) -> float:
-        return self.local.temperature / abs(self.power)
-
-    @property
-    def normalized(self) -> bool:
-        return self.power == 1
-
-    @property
-    def greedy(self) -> bool:
-        return self.local.temperature == 0
-
-    @property
-    def truncated(self) -> bool:
-        return self.local.truncated
 
     @property
     def proposal(self) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 from smcprog.errors import SettingError
 from smcprog.validate import real, whole
 
-__all__ = ["LocalDistribution", "check_temperature"]
+__all__ = ["Local", "LocalDistribution", "check_temperature"]
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-4, 1e6  # beyond, float32 logits lose all meaning
 
@@ -119,3 +119,26 @@ class LocalDistribution:
         # Weights are computed in float32 at least, whatever the model runs in.
         x = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
         return x if self.temperature == 1 else x / self.temperature
+
+
+class Local:
+    """What a model factor is that draws from one local distribution, `local`, to a power."""
+
+    local: LocalDistribution
+    power: float
+
+    @property
+    def draft_temperature(self) -> float:
+        return self.local.temperature / abs(self.power)
+
+    @property
+    def normalized(self) -> bool:
+        return self.power == 1
+
+    @property
+    def greedy(self) -> bool:
+        return self.local.temperature == 0
+
+    @property
+    def truncated(self) -> bool:
+        return self.local.truncated

@@ -15,7 +15,7 @@ from torch import Tensor
 from smcprog.errors import SettingError
 from smcprog.potentials.base import Request
 from smcprog.potentials.models.factor import MAX_POWER, ModelFactor, own_prompt, show_prompt
-from smcprog.potentials.models.local import LocalDistribution
+from smcprog.potentials.models.local import Local, LocalDistribution
 from smcprog.validate import real
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class TargetState:
     ahead: Ahead | None = None
 
 
-class Target(ModelFactor):
+class Target(Local, ModelFactor):
     """A language model as a factor.
 
     Parameters
@@ -142,22 +142,6 @@ class Target(ModelFactor):
     @property
     def models(self) -> tuple[tuple[LM, Any], ...]:
         return ((self.lm, self.prompt),)
-
-    @property
-    def draft_temperature(self) -> float:
-        return self.local.temperature / abs(self.power)
-
-    @property
-    def normalized(self) -> bool:
-        return self.power == 1
-
-    @property
-    def greedy(self) -> bool:
-        return self.local.temperature == 0
-
-    @property
-    def truncated(self) -> bool:
-        return self.local.truncated
 
     @property
     def proposal(self) -> str:
