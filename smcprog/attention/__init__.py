@@ -1,6 +1,6 @@
 """Paged attention: one contract (`base`), its implementations, and the bridge to transformers."""
 
-from smcprog.attention.base import SCRATCH_PAGE, Layout, PagedAttention
+from smcprog.attention.base import SCRATCH_PAGE, Layout, PagedAttention, StaticPlan
 from smcprog.attention.bridge import BATCH_ARGUMENT, IMPLEMENTATION, PagedBatch
 from smcprog.attention.torch_paged import TorchPagedAttention
 
@@ -11,5 +11,6 @@ __all__ = [
     "Layout",
     "PagedAttention",
     "PagedBatch",
+    "StaticPlan",
     "TorchPagedAttention",
 ]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["SCRATCH_PAGE", "Layout", "PagedAttention"]
+__all__ = ["SCRATCH_PAGE", "Layout", "PagedAttention", "StaticPlan"]
 
 SCRATCH_PAGE = 0
 """Holds no row's tokens: padding writes its keys and values here."""
@@ -46,6 +46,44 @@ class Layout:
     width: int
 
 
+class StaticPlan(ABC):
+    """One pass of M rows × T tokens whose shapes never change.
+
+    Its tensors keep their addresses, so a pass can be captured once and replayed with other
+    contents: `place` is part of what is captured, `schedule` goes before each launch.
+
+    Attributes
+    ----------
+    positions_M_T : Tensor, int64
+        Position of each token in its row; `place` fills it.
+    """
+
+    positions_M_T: Tensor
+
+    @abstractmethod
+    def place(self, tables_M_W: Tensor, begin_M: Tensor, shared_R: Tensor | None = None) -> None:
+        """Say where the rows write and what they see; device work without a wait for the host.
+
+        Parameters
+        ----------
+        tables_M_W : Tensor of integers
+            Pages of each row in order; what a row does not need is `SCRATCH_PAGE`.
+        begin_M : Tensor, int64
+            Row m writes its T tokens at ``begin_M[m]`` and after, and every one sees the
+            positions up to its own.
+        shared_R : Tensor, int64, optional
+            Leading full pages that all rows of each group hold.
+        """
+
+    def schedule(  # noqa: B027
+        self, begin_M: NDArray[np.int64], shared_R: NDArray[np.int64] | None = None
+    ) -> None:
+        """Plan on the host, before the launch of a pass that will be placed so.
+
+        Kernels that need no such plan leave it out.
+        """
+
+
 class PagedAttention(ABC):
     """Keys and values of one model in pages, and attention over them.
 
@@ -62,6 +100,25 @@ class PagedAttention(ABC):
     @abstractmethod
     def plan(self, layout: Layout) -> Any:
         """Prepare a forward; the result is passed to `attend` of every layer."""
+
+    @abstractmethod
+    def static_plan(self, rows: int, width: int, pages: int, groups: int = 0) -> StaticPlan:
+        """A plan for passes of fixed shape, for `attend` as well.
+
+        Parameters
+        ----------
+        rows, width : int
+            M and T.
+        pages : int
+            W, columns of the tables.
+        groups : int, default 0
+            So many groups of neighbouring rows share their leading pages, which may then be
+            read once a group. 0: each row for itself.
+        """
+
+    def sharing_pays(self, prefix: int, rows: int) -> bool:
+        """Whether static plans gain by groups: `rows` rows that share `prefix` tokens."""
+        return False
 
     @abstractmethod
     def attend(
@@ -81,7 +138,7 @@ class PagedAttention(ABC):
         Parameters
         ----------
         plan
-            From `plan`.
+            From `plan` or `static_plan`.
         layer : int
         query : Tensor, [M, Hq, T, D]
         key : Tensor, [M, Hkv, T, D]
@@ -105,10 +162,24 @@ class PagedAttention(ABC):
         """Copy whole pages of every layer, ``source[i]`` to ``target[i]``."""
 
     @abstractmethod
+    def move_pages(self, source_M: Tensor, target_M: Tensor) -> None:
+        """As `copy_pages`, by int64 tensors of the device, without a wait for the host.
+
+        Pairs of scratch pages do nothing. No page is both copied from and copied to.
+        """
+
+    @abstractmethod
     def clear_pages(self, pages: NDArray[np.int32]) -> None:
         """Fill pages with finite values; due before a page that was free is used.
 
         Masked slots of a page are read too: their weight is 0, but 0 * NaN is NaN.
+        """
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Free the memory of all pages, as if no layer had attended yet.
+
+        Afterwards `num_pages` may be set to another number.
         """
 
     @property

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from smcprog.attention.base import Layout, PagedAttention
+from smcprog.attention.base import Layout, PagedAttention, StaticPlan
 
 __all__ = ["PackedAttention", "Segment"]
 
@@ -126,6 +126,15 @@ class PackedAttention(PagedAttention):
             for segment in plan
         ]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0)
+
+    def static_plan(self, rows: int, width: int, pages: int, groups: int = 0) -> StaticPlan:
+        return self._inner.static_plan(rows, width, pages, groups)
+
+    def move_pages(self, source_M: Tensor, target_M: Tensor) -> None:
+        self._inner.move_pages(source_M, target_M)
+
+    def forget(self) -> None:
+        self._inner.forget()
 
     def copy_pages(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
         self._inner.copy_pages(source, target)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,8 @@ from torch import Tensor
 
 from smcprog.attention.base import SCRATCH_PAGE, Layout, PagedAttention
 from smcprog.attention.sharing import Sharing, find_sharing
-from smcprog.errors import PagesExhaustedError
+from smcprog.attention.torch_pool import ACCELERATOR_ERRORS, Pool, PoolMemoryError
+from smcprog.attention.torch_static import TorchStaticPlan
 
 __all__ = ["TorchPagedAttention"]
 
@@ -25,39 +24,6 @@ MOST_SCORES = 1 << 26
 """Scores held at a time outside the fused kernel."""
 WORTH_SHARING = 768
 """Fewest tokens that reading a prefix once a group must save, in all, to pay for itself."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Pool:
-    """Keys or values of one layer, [H, pages, page_size, D].
-
-    Heads are outermost so that the gathered pages of one head are one matrix.
-    """
-
-    data: Tensor
-
-    @property
-    def heads(self) -> int:
-        return self.data.shape[0]
-
-    @property
-    def dim(self) -> int:
-        return self.data.shape[3]
-
-    @cached_property
-    def pages(self) -> Tensor:
-        heads, pages, page_size, dim = self.data.shape
-        return self.data.view(heads * pages, page_size * dim)
-
-    def run(self, first: int, count: int) -> Tensor:
-        """Neighbouring pages as one matrix a head, [H, count * page_size, D]; nothing moves."""
-        heads, _, page_size, dim = self.data.shape
-        return self.data[:, first : first + count].view(heads, count * page_size, dim)
-
-    @cached_property
-    def slots(self) -> Tensor:
-        heads, pages, page_size, dim = self.data.shape
-        return self.data.view(heads * pages * page_size, dim)
 
 
 class _View:
@@ -136,7 +102,7 @@ class _View:
         return self._row_bias[key]
 
     def own_index(self, heads: int) -> Tensor:
-        """Rows of `_Pool.pages` with each row's own pages, [B * W]; order as in `row_bias`."""
+        """Rows of `Pool.pages` with each row's own pages, [B * W]; order as in `row_bias`."""
         if heads not in self._own:
             head, stride = np.arange(heads)[:, None], self.plan.num_pages
             if self.sharing is None:
@@ -147,7 +113,7 @@ class _View:
         return self._own[heads]
 
     def shared_index(self, heads: int) -> Tensor:
-        """Rows of `_Pool.pages` with each group's prefix, [H * R * W]."""
+        """Rows of `Pool.pages` with each group's prefix, [H * R * W]."""
         assert self.sharing is not None
         if heads not in self._shared:
             head, stride = np.arange(heads)[:, None, None], self.plan.num_pages
@@ -171,6 +137,7 @@ class _Plan:
         self.device = attention.device
         self.page_size = size = attention.page_size
         self.num_pages = attention.num_pages
+        self.first_of_all = not attention.layers
         self.min_saved = attention.min_saved
         stored, counts = layout.stored_M[:, None], layout.counts_M[:, None]
         column = np.arange(layout.width)
@@ -188,7 +155,7 @@ class _Plan:
         return _to_device(array, self.device)
 
     def slots(self, heads: int) -> Tensor:
-        """Where the new keys go: rows of `_Pool.slots`, [M * T * H], as projections lie."""
+        """Where the new keys go: rows of `Pool.slots`, [M * T * H], as projections lie."""
         if heads not in self._slots:
             head = np.arange(heads) * (self.num_pages * self.page_size)
             self._slots[heads] = self.to_device(self._slots_M_T.reshape(-1, 1) + head).view(-1)
@@ -217,6 +184,8 @@ class TorchPagedAttention(PagedAttention):
     ----------
     num_pages, page_size : int
     device : torch.device
+    kv_dtype : torch.dtype, optional
+        Type of what is stored; default: that of the keys and values.
 
     Attributes
     ----------
@@ -224,12 +193,19 @@ class TorchPagedAttention(PagedAttention):
         A shared prefix is used when it saves at least this many page reads a layer.
     """
 
-    def __init__(self, num_pages: int, page_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        device: torch.device,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__(num_pages, page_size)
         self.device = device
+        self.kv_dtype = kv_dtype
         self.min_saved = -(-WORTH_SHARING // page_size)
-        self._pools: dict[int, tuple[_Pool, _Pool]] = {}
-        self._whole: list[_Pool] = []  # the same memory, in the largest pieces there are
+        self._pools: dict[int, tuple[Pool, Pool]] = {}
+        self._whole: list[Pool] = []  # the same memory, in the largest pieces there are
 
     @property
     def layers(self) -> frozenset[int]:
@@ -237,18 +213,21 @@ class TorchPagedAttention(PagedAttention):
 
     @property
     def bytes_per_page(self) -> int:
-        return sum(
-            pool.data.element_size() * pool.data.numel() // self.num_pages
-            for pair in self._pools.values()
-            for pool in pair
-        )
+        return sum(pool.bytes_per_page for pair in self._pools.values() for pool in pair)
 
     def plan(self, layout: Layout) -> _Plan:
         return _Plan(self, layout)
 
+    def static_plan(self, rows: int, width: int, pages: int, groups: int = 0) -> TorchStaticPlan:
+        return TorchStaticPlan(self.num_pages, self.page_size, self.device, rows, width, pages)
+
+    def move_pages(self, source_M: Tensor, target_M: Tensor) -> None:
+        for pool in self._whole:
+            pool.data.index_copy_(1, target_M, pool.data.index_select(1, source_M))
+
     def attend(
         self,
-        plan: _Plan,
+        plan: _Plan | TorchStaticPlan,
         layer: int,
         query: Tensor,
         key: Tensor,
@@ -258,11 +237,16 @@ class TorchPagedAttention(PagedAttention):
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
+        if isinstance(plan, TorchStaticPlan):
+            keys, values = self._pools[layer]
+            return plan.attend(
+                keys, values, query, key, value, scaling=scaling, window=window, softcap=softcap
+            )
         heads, width = key.shape[1], query.shape[2]
         keys, values = self._pools.get(layer) or self._new_pools(plan, layer, key, value)
         slots = plan.slots(heads)
-        keys.slots.index_copy_(0, slots, key.transpose(1, 2).reshape(-1, key.shape[-1]))
-        values.slots.index_copy_(0, slots, value.transpose(1, 2).reshape(-1, value.shape[-1]))
+        keys.store(slots, key)
+        values.store(slots, value)
         view = plan.view(window)
         if view.sharing is not None:
             return _shared(view, view.sharing, query, keys, values, scaling, softcap)
@@ -270,9 +254,7 @@ class TorchPagedAttention(PagedAttention):
             return _fused(view, query, keys, values, scaling)
         return _plain(view, query, keys, values, scaling, softcap)
 
-    def _new_pools(
-        self, plan: _Plan, layer: int, key: Tensor, value: Tensor
-    ) -> tuple[_Pool, _Pool]:
+    def _new_pools(self, plan: _Plan, layer: int, key: Tensor, value: Tensor) -> tuple[Pool, Pool]:
         heads = key.shape[1]
         alike = key.shape[-1] == value.shape[-1] and key.dtype == value.dtype
         try:
@@ -282,26 +264,29 @@ class TorchPagedAttention(PagedAttention):
                 if alike
                 else [self._empty(heads, key), self._empty(heads, value)]
             )
-        except (RuntimeError, MemoryError) as error:  # torch's out-of-memory is a RuntimeError
-            raise PagesExhaustedError(
-                f"no memory for {self.num_pages} pages of {self.page_size} tokens, layer {layer}: "
-                "lower kv_pages"
-            ) from error
+        except ACCELERATOR_ERRORS:  # out-of-memory is none
+            raise
+        except (RuntimeError, MemoryError) as error:
+            if plan.first_of_all:  # nothing was stored before this forward
+                self.forget()
+            raise PoolMemoryError(self.num_pages, self.page_size, layer) from error
         pages = plan.to_device(np.union1d(plan.layout.tables_M_W, [SCRATCH_PAGE]))
         for pool in whole:
-            pool.data.index_fill_(1, pages, 0.0)
+            pool.data.index_fill_(1, pages, 0)
         if alike:
-            data = whole[0].data
-            pools = (_Pool(data[:heads]), _Pool(data[heads:]))
+            pools = (whole[0].heads_of(0, heads), whole[0].heads_of(heads, 2 * heads))
         else:
             pools = (whole[0], whole[1])
         self._whole += whole
         self._pools[layer] = pools
         return pools
 
-    def _empty(self, heads: int, like: Tensor) -> _Pool:
-        shape = (heads, self.num_pages, self.page_size, like.shape[-1])
-        return _Pool(torch.empty(shape, dtype=like.dtype, device=like.device))
+    def _empty(self, heads: int, like: Tensor) -> Pool:
+        return Pool.empty(heads, self.num_pages, self.page_size, like, self.kv_dtype)
+
+    def forget(self) -> None:
+        self._pools.clear()
+        self._whole.clear()
 
     def copy_pages(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
         for pools, (src, dst) in self._page_rows(source, target):
@@ -311,13 +296,13 @@ class TorchPagedAttention(PagedAttention):
     def clear_pages(self, pages: NDArray[np.int32]) -> None:
         for pools, (index,) in self._page_rows(pages):
             for pool in pools:
-                pool.pages.index_fill_(0, index, 0.0)
+                pool.pages.index_fill_(0, index, 0)
 
     def _page_rows(
         self, *pages: NDArray[np.int32]
-    ) -> Iterator[tuple[list[_Pool], tuple[Tensor, ...]]]:
-        """Pools with the same number of heads, and the rows of `_Pool.pages` of some pages."""
-        by_heads: dict[int, list[_Pool]] = {}
+    ) -> Iterator[tuple[list[Pool], tuple[Tensor, ...]]]:
+        """Pools with the same number of heads, and the rows of `Pool.pages` of some pages."""
+        by_heads: dict[int, list[Pool]] = {}
         for pool in self._whole:
             by_heads.setdefault(pool.heads, []).append(pool)
         for heads, pools in by_heads.items():
@@ -325,23 +310,23 @@ class TorchPagedAttention(PagedAttention):
             yield pools, tuple(_to_device(p + head, self.device).view(-1) for p in pages)
 
 
-def _own(view: _View, pool: _Pool) -> Tensor:
+def _own(view: _View, pool: Pool) -> Tensor:
     """What each row has to itself, [B, L, D]; order as in `_View.row_bias`."""
     rows, pages = view.own_pages.shape
     if view.own_run is not None:
         return pool.run(view.own_run, pages)
-    data = pool.pages.index_select(0, view.own_index(pool.heads))
+    data = pool.take(view.own_index(pool.heads))
     return data.view(rows * pool.heads, -1, pool.dim)
 
 
-def _prefix(view: _View, pool: _Pool, length: int) -> Tensor:
+def _prefix(view: _View, pool: Pool, length: int) -> Tensor:
     """What the rows of each group share, [H * R, L, D]."""
     if view.shared_run is not None:
         return pool.run(view.shared_run, length // view.plan.page_size)
-    return pool.pages.index_select(0, view.shared_index(pool.heads)).view(-1, length, pool.dim)
+    return pool.take(view.shared_index(pool.heads)).view(-1, length, pool.dim)
 
 
-def _fused(view: _View, query: Tensor, keys: _Pool, values: _Pool, scaling: float) -> Tensor:
+def _fused(view: _View, query: Tensor, keys: Pool, values: Pool, scaling: float) -> Tensor:
     """One call of the framework's kernel; for long blocks, where scores would be large."""
     rows, heads = query.shape[0], keys.heads
     out = F.scaled_dot_product_attention(
@@ -358,8 +343,8 @@ def _fused(view: _View, query: Tensor, keys: _Pool, values: _Pool, scaling: floa
 def _plain(
     view: _View,
     query: Tensor,
-    keys: _Pool,
-    values: _Pool,
+    keys: Pool,
+    values: Pool,
     scaling: float,
     softcap: float | None,
 ) -> Tensor:
@@ -387,8 +372,8 @@ def _shared(
     view: _View,
     sharing: Sharing,
     query: Tensor,
-    keys: _Pool,
-    values: _Pool,
+    keys: Pool,
+    values: Pool,
     scaling: float,
     softcap: float | None,
 ) -> Tensor:
