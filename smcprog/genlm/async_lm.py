@@ -14,6 +14,7 @@ from genlm.control.util import join_batch
 from torch import Tensor
 
 from smcprog.engine.lm import LM
+from smcprog.engine.parallel import ranks_of
 from smcprog.errors import SettingError
 from smcprog.genlm.histories import Histories
 from smcprog.validate import whole
@@ -53,6 +54,12 @@ class AsyncLM(GenlmAsyncLM):
 
     def __init__(self, lm: Any = None, *, rows: int = 256, cache_bytes: int = 1 << 27) -> None:
         self.lm: LM = lm if hasattr(lm, "sequences") else LM(lm)
+        if ranks_of([self.lm]) is not None:
+            raise SettingError(
+                "genlm-control asks a model whenever its tasks come to it, which differs between "
+                f"the processes of a launcher: start one process, and load {self.lm.name} there "
+                "with tensor_parallel"
+            )
         self.histories = Histories(
             self.lm,
             whole("rows", rows, 1, MOST_ROWS),

@@ -133,7 +133,7 @@ class Rounds:
             self._factors.append(Factor(potential, group, n, device))
         if self._small is not None:
             size = self._eos_V.shape[0]
-            self._draft = Draft(self._small, self._temperature, group, n, size)
+            self._draft = Draft(self._small, self._temperature, group, n, size, device)
         lengths_N = torch.tensor([len(c) for c in contexts], device=device)
         width = int(lengths_N.max())
         tokens_N_T = torch.tensor(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from smcprog.engine.linears import fixed_kernels
+from smcprog.engine.parallel import Ranks
 from smcprog.engine.prefix import without_sharing
 from smcprog.errors import SettingError
 from smcprog.programs.options import Options
@@ -105,6 +106,11 @@ class Program:
         if args and isinstance(args[0], Population):
             return self.function(*args, **options)
         arguments, settings, seed = self._split(options)
+        if seed is None and Ranks.joined() is not None:
+            raise SettingError(
+                "a program that runs in all processes of a launcher needs seed=...: without one, "
+                "each would draw its own"
+            )
         (seed,) = seeds_of(seed, 1)
         run = Run(settings, seed)
         deterministic = settings.deterministic

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from smcprog.errors import SettingError
+from smcprog.errors import SettingError, SMCError
 from smcprog.potentials.base import Potential, Request
 from smcprog.potentials.models.factor import ModelFactor
 from smcprog.programs.append import read_by
@@ -20,6 +20,7 @@ from smcprog.programs.until import Marks
 from smcprog.smc.block import DEAD, EOS, FINISH_REASONS
 from smcprog.smc.call import Call
 from smcprog.smc.fed_draft import is_fed
+from smcprog.smc.together import together
 
 if TYPE_CHECKING:
     from smcprog.engine.lm import LM
@@ -70,7 +71,12 @@ def extend(
             first_round=run.rounds,
         )
         wave = Extension(call, request, run.seed, beginning, marks, run.make_draws)
-        _play(run, wave)
+        try:
+            _play(run, wave)
+        except SMCError:
+            raise
+        except RuntimeError as error:
+            raise call.device_error(error) from error
         run.rounds += len(wave.rounds)
         _take_over(p, wave, index_M)
         lines.commit(*p.rows_now(index_M))
@@ -151,10 +157,11 @@ def _contexts(
 
 def _play(run: Run, wave: Extension) -> None:
     try:
-        wave.start()
-        while wave.running:
-            wave.play_round()
-            run.breathe()
+        with together(wave):
+            wave.start()
+            while wave.running:
+                wave.play_round()
+                run.breathe()
     finally:
         wave.release()
     if wave.failed:

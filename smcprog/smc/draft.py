@@ -62,6 +62,8 @@ class Draft:
         As for `Factor`.
     size : int
         Width of the target's logits; the draft's may be padded to another one.
+    device : torch.device, optional
+        That of the target, where log q is wanted; by default the draft's own.
     """
 
     def __init__(
@@ -71,8 +73,10 @@ class Draft:
         groups: Sequence[StartGroup],
         particles: int,
         size: int,
+        device: torch.device | None = None,
     ) -> None:
         self._lm = lm
+        self._device = lm.device if device is None else device
         self._local = LocalDistribution(temperature)
         self._size = size
         self._begin_M: NDArray[np.int64] | None = None  # lengths at `begin`, while on trial
@@ -94,11 +98,12 @@ class Draft:
         if self._begin_M is not None:
             self._logits.append(logits_M_V)
         if rows is not None:
-            logits_M_V = logits_M_V[rows]
+            logits_M_V = logits_M_V[rows.to(logits_M_V.device)]
         known_V = self._lm.vocab.known_V
         if known_V is not None:
             logits_M_V = logits_M_V.masked_fill(~known_V.to(logits_M_V.device), -math.inf)
-        return fit_width(self._local.log_probs(logits_M_V), self._size)
+        logq_M_V = fit_width(self._local.log_probs(logits_M_V), self._size)
+        return logq_M_V.to(self._device)
 
     def append(self, tokens_M: Tensor, took_M: Tensor | None = None) -> None:
         """Every row (or every row that took one) gets one token; no forward yet."""
@@ -108,6 +113,7 @@ class Draft:
     def settle(self, kept_M: Tensor) -> None:
         """Of the tokens since `begin`, rows keep the first few; the rest are taken back."""
         assert self._begin_M is not None
+        kept_M = kept_M.to(self._lm.device)
         next_M_V = self._logits[0].clone()
         for at in range(1, len(self._logits)):
             rows = torch.nonzero(kept_M >= at).flatten()

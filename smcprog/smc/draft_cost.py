@@ -7,6 +7,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from smcprog.engine.parallel import ranks_of
 from smcprog.engine.timing import time_forward
 from smcprog.errors import PagesExhaustedError, SlowDraftWarning
 
@@ -43,7 +44,11 @@ def warn_if_slow(target: LM, draft: Any, particles: int, max_tokens: int) -> Non
             times.insert(0, statistics.median(steps[1:]))
     except PagesExhaustedError:  # others hold them; the request itself can wait or complain
         return
-    ratio = measured[target] = times[0] / times[1]
+    ratio = times[0] / times[1]
+    ranks = ranks_of([target, draft])
+    if ranks is not None:  # all of them warn, or none
+        ratio = ranks.agree([int(ratio * 1e6)])[0] / 1e6
+    measured[target] = ratio
     if ratio >= 1:
         warnings.warn(
             f"the draft {draft.name} is no faster than the target {target.name}: one step of "

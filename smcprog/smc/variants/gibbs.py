@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeVar, overload
 
@@ -182,7 +181,7 @@ def particle_gibbs(
     if many:
         raise SettingError("particle_gibbs walks from one prompt: call it once for each")
     request = call.request(prompts[0])
-    seed = seed_word(secrets.randbits(63) if seed is None else seed)
+    (seed,) = call.seeds(seed, 1)
     seeds = np.random.SeedSequence(seed % 2**64).generate_state(sweeps + 1, np.uint64).tolist()
     if init is None:
         [(_, begun)] = call.run([WaveRequest(0, request, seed_word(seeds[0]))])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,6 @@ import numpy as np
 from smcprog.errors import AllDeadError, BatchError, SettingError
 from smcprog.limits import MAX_PARTICLES
 from smcprog.potentials.base import Potential
-from smcprog.rng import seed_word
 from smcprog.smc.call import Call
 from smcprog.smc.posterior import Posterior
 from smcprog.smc.variants.pooling import PooledPosterior, pool
@@ -91,10 +89,11 @@ def grow(
             f"populations of {particles}, which are {most}: raise max_particles"
         )
     checked = {"stop": None, "particles": particles, **settings}
-    prompts, many = Call.of(target, **checked).prompts(prompt)
+    call = Call.of(target, **checked)
+    prompts, many = call.prompts(prompt)
     if many:
         raise SettingError("grow works on one prompt: call it once for each")
-    first = seed_word(secrets.randbits(63) if seed is None else seed) % 2**64
+    first = call.seeds(seed, 1)[0] % 2**64
     runs: list[Posterior] = []
     died: AllDeadError | None = None
     while True:
