@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["restrict", "unpack_bitmask"]
+__all__ = ["pack_bitmask", "restrict", "unpack_bitmask", "unpack_words"]
 
 
 def restrict(logw_M_V: Tensor, allowed_M_V: Tensor) -> Tensor:
@@ -29,10 +30,25 @@ def unpack_bitmask(mask: Tensor, size: int) -> Tensor:
         bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
         allowed_N_V = torch.from_numpy(bits[:, :size].view(np.bool_))
     else:
-        shifts = torch.arange(32, device=mask.device, dtype=torch.int32)
-        allowed_N_V = ((mask.unsqueeze(-1) >> shifts) & 1).bool().flatten(1)[:, :size]
+        allowed_N_V = unpack_words(mask)[:, :size]
     missing = size - allowed_N_V.shape[1]
     if missing > 0:
         pad = allowed_N_V.new_zeros((allowed_N_V.shape[0], missing))
         allowed_N_V = torch.cat([allowed_N_V, pad], dim=1)
     return allowed_N_V
+
+
+def unpack_words(words_N_W: Tensor) -> Tensor:
+    """Bool mask [N, 32 W] of packed words, by operations of the device they are on."""
+    shifts = torch.arange(32, device=words_N_W.device, dtype=torch.int32)
+    return ((words_N_W.unsqueeze(-1) >> shifts) & 1).bool().flatten(1)
+
+
+def pack_bitmask(mask: Tensor) -> NDArray[np.int32]:
+    """Packed mask [N, ceil(V / 32)] of a boolean [N, V] or already packed one, on the host."""
+    values = mask.cpu().numpy()
+    if mask.dtype != torch.bool:
+        return np.ascontiguousarray(values)
+    missing = -values.shape[1] % 32
+    bits = np.pad(values, ((0, 0), (0, missing)))
+    return np.packbits(bits, axis=1, bitorder="little").view(np.int32)

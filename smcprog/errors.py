@@ -17,18 +17,23 @@ __all__ = [
     "AllDeadError",
     "BatchError",
     "CountsTwiceWarning",
+    "DeviceLostError",
+    "DeviceMemoryError",
     "GrammarError",
     "GrammarLimitError",
     "GrammarTimeoutError",
     "InputError",
     "ModelError",
     "PagesExhaustedError",
+    "ParallelError",
     "PotentialError",
     "PromptError",
+    "RanksDivergedError",
     "RequestTimeoutError",
     "SMCError",
     "SchedulerClosedError",
     "SettingError",
+    "SlowAttentionWarning",
     "SlowDraftWarning",
     "StepLimitError",
     "ToolError",
@@ -87,6 +92,22 @@ class PagesExhaustedError(SMCError, RuntimeError):
     """The key/value pool has no free page left for a request."""
 
 
+class DeviceMemoryError(SMCError, MemoryError):
+    """The device has no memory for what a request works with, even if it runs alone."""
+
+
+class DeviceLostError(SMCError, RuntimeError):
+    """The device fails every call of this process from now on: it must be restarted."""
+
+
+class ParallelError(SMCError, RuntimeError):
+    """A process that holds a part of a model failed, or is gone."""
+
+
+class RanksDivergedError(ParallelError):
+    """Processes that must take the same decisions took different ones."""
+
+
 class RequestTimeoutError(SMCError, TimeoutError):
     """A submitted request was not done within its `timeout`."""
 
@@ -143,6 +164,10 @@ class BatchError(SMCError, RuntimeError):
     def __init__(self, message: str, *, results: Sequence[Any]) -> None:
         super().__init__(message)
         self.results = list(results)
+
+
+class SlowAttentionWarning(UserWarning):
+    """A CUDA device runs PyTorch's attention, where faster kernels are not to be had."""
 
 
 class SlowDraftWarning(UserWarning):

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "COMPILED_BYTES",
     "MAX_CHOICES",
+    "MAX_DEVICE_ROUND_ELEMENTS",
     "MAX_DRAFT_PATHS",
     "MAX_GRAMMAR_NESTING",
     "MAX_GRAMMAR_TEXT",
@@ -52,6 +53,9 @@ MAX_ROUND_ELEMENTS = 1 << 25
 
 Requests are worked on in waves that stay below it; one request alone may exceed it.
 """
+
+MAX_DEVICE_ROUND_ELEMENTS = 1 << 28
+"""The same where the model is not on the CPU (1 GiB in float32). What does not fit is halved."""
 
 MAX_GRAMMAR_TEXT = 1_000_000
 """Characters of a pattern, of a Lark grammar, of all choices, or of all strings of a schema."""

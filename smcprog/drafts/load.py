@@ -71,7 +71,15 @@ def with_layers(lm: LM, layers: Sequence[int], *, kv_pages: int | None = None) -
     twin = own_copy(lm.model)
     keep_layers(twin, chosen)
     name = f"{lm.name}, {len(chosen)} of {layer_count(lm.model)} layers"
-    return LM.from_model(twin, lm.tokenizer, name=name, kv_pages=kv_pages, page_size=lm.page_size)
+    return LM.from_model(
+        twin,
+        lm.tokenizer,
+        name=name,
+        kv_pages=kv_pages,
+        page_size=lm.page_size,
+        kv_dtype=lm.kv_dtype,
+        attention=lm.attention,
+    )
 
 
 def without_layers(lm: LM, layers: Sequence[int], *, kv_pages: int | None = None) -> LM:
@@ -143,6 +151,8 @@ def load_draft(
         name=str(config.get("name") or folder.name),
         kv_pages=kv_pages,
         page_size=lm.page_size,
+        kv_dtype=lm.kv_dtype,
+        attention="torch" if lm.attention == "torch" else "auto",
         pack=True,
     )
 

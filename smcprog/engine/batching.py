@@ -24,7 +24,8 @@ from smcprog.attention.packing import PackedAttention, Segment
 from smcprog.limits import MAX_ROUND_ELEMENTS
 
 if TYPE_CHECKING:
-    from smcprog.engine.engine import Engine, Growth
+    from smcprog.engine.engine import Engine
+    from smcprog.engine.growth import Growth
 
 __all__ = ["Runner", "Work", "current_runner", "run_pass", "use_runner"]
 
@@ -171,6 +172,7 @@ def run_pass(works: Sequence[Work]) -> None:
 
     Works that finish, or fail, are `done` afterwards. A work that does not get its pages
     fails alone; so does one that fails when run alone, where all of them failed together.
+    Where the device has no memory for the pass, each is run in smaller ones.
 
     Parameters
     ----------
@@ -195,14 +197,21 @@ def run_pass(works: Sequence[Work]) -> None:
             return
         try:
             _forward(engine, pieces)
+            return
         except Exception as error:
-            for piece in pieces:
-                if piece.work.column >= piece.end:
-                    continue  # booked before it happened
-                if len(pieces) == 1:
-                    piece.work.cancel(error)
-                else:
-                    _run_piece_alone(engine, piece)
+            failure = error
+        # Out of the handler, and without the frames: they hold what the next pass may need.
+        if isinstance(failure, torch.OutOfMemoryError):
+            failure.__traceback__ = None
+        for piece in pieces:
+            if piece.work.column >= piece.end:
+                continue  # booked before it happened
+            if isinstance(failure, torch.OutOfMemoryError):
+                _run_piece_in_parts(engine, piece)
+            elif len(pieces) == 1:
+                piece.work.cancel(failure)
+            else:
+                _run_piece_alone(engine, piece)
 
 
 def _share(works: Sequence[Work], vocab_size: int) -> list[tuple[Work, int]]:
@@ -352,6 +361,22 @@ def _book(piece: _Piece, wanted_M_C: NDArray[np.bool_], logits_C_V: Tensor, *, a
         piece.work._kept.append(kept.view(rows, columns, -1))
     piece.work.column = piece.end
     piece.work._close()
+
+
+def _run_piece_in_parts(engine: Engine, piece: _Piece) -> None:
+    """Alone, and in as many passes as memory asks for."""
+    work = piece.work
+    keep_C = work.keep_C
+    columns = keep_C[(keep_C >= piece.begin) & (keep_C < piece.end)] - piece.begin
+    try:
+        tokens_M_T = work.tokens_M_T[:, piece.begin : piece.end]
+        logits_M_C_V = engine.forward(_layout([piece]), tokens_M_T, columns)
+        if len(columns):
+            work._kept.append(logits_M_C_V)
+        work.column = piece.end
+        work._close()
+    except Exception as error:
+        work.cancel(error)
 
 
 def _run_piece_alone(engine: Engine, piece: _Piece) -> None:

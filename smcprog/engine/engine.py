@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import inspect
 import threading
 import weakref
@@ -16,41 +15,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from smcprog.attention import BATCH_ARGUMENT, Layout, PagedAttention, PagedBatch
+from smcprog.attention import BATCH_ARGUMENT, Layout, PagedAttention, PagedBatch, StaticPlan
+from smcprog.attention.torch_pool import PoolMemoryError
 from smcprog.engine import batching
+from smcprog.engine.growth import Growth, grow
+from smcprog.engine.halves import in_halves, some_columns
 from smcprog.engine.pages import PageAllocator
+from smcprog.engine.prefix import PrefixStore
 from smcprog.errors import ModelError, SettingError
 
 if TYPE_CHECKING:
-    from smcprog.engine.prefix import PrefixStore
+    from smcprog.engine.parallel.mirror import Mirror
+    from smcprog.engine.parallel.ranks import Ranks
     from smcprog.engine.sequences import PagedSequences
+    from smcprog.engine.sizing import PoolSize
 
-__all__ = ["Engine", "Growth"]
+__all__ = ["Engine"]
 
 TOKENS_PER_PASS = 4096
 """Most tokens (rows times columns) of one forward; wider blocks run in pieces."""
 COLUMNS_PER_PASS = 512
 """Most columns of one forward."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Growth:
-    """Pages taken for rows that are about to grow, until that is done or given up.
-
-    Attributes
-    ----------
-    tables_M_W : int32 [M, W]
-        The grown tables.
-    fresh, target : int32
-        New pages: empty ones, and copies of the tail pages in `source`.
-    source : int32
-        Tail pages whose reference goes back once the growth is done.
-    """
-
-    tables_M_W: NDArray[np.int32]
-    fresh: NDArray[np.int32]
-    source: NDArray[np.int32]
-    target: NDArray[np.int32]
 
 
 class Engine:
@@ -68,15 +53,26 @@ class Engine:
         Longest row, in tokens.
     vocab_size : int
         V, the width of the logits.
+    pool_size : PoolSize, optional
+        How many pages there are to be, once it is settled.
 
     Attributes
     ----------
     hidden_size : int
         D once `keep_hidden` was called, and 0 before.
+    ranks : Ranks or None
+        Processes of a launcher that hold the other parts of the model, and decide alike.
+    mirror : Mirror or None
+        Tells followers, who hold the other parts, what this engine does.
     """
 
     def __init__(
-        self, model: Any, attention: PagedAttention, max_context: int, vocab_size: int
+        self,
+        model: Any,
+        attention: PagedAttention,
+        max_context: int,
+        vocab_size: int,
+        pool_size: PoolSize | None = None,
     ) -> None:
         self.model = model
         self.attention = attention
@@ -88,9 +84,17 @@ class Engine:
         self.lock = threading.RLock()
         self.live: weakref.WeakSet[PagedSequences] = weakref.WeakSet()
         self.prefixes: PrefixStore | None = None
+        # What callers made for this engine and may want again, the oldest first; it can be closed.
+        self.kept: collections.OrderedDict[Any, Any] = collections.OrderedDict()
         self._growing: set[Growth] = set()
         self.handed: set[Growth] = set()  # done, and about to be taken up by their rows
         self._pages = PageAllocator(attention.num_pages, attention.page_size)
+        self.pool_size = pool_size
+        self._unsized = pool_size is not None and not pool_size.settled
+        if pool_size is not None:
+            pool_size.watch(attention)
+        self.ranks: Ranks | None = None
+        self.mirror: Mirror | None = None
         # Finalizers may run anywhere, also inside an allocation: they only append here.
         self._dropped: collections.deque[NDArray[np.int32]] = collections.deque()
         self._trims_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -115,10 +119,76 @@ class Engine:
             self.hidden_size = int(self.model.config.get_text_config().hidden_size)
 
     def pages(self) -> PageAllocator:
-        """The allocator, after giving back what was dropped. Hold the lock."""
+        """The allocator, after giving back what was dropped. Hold the lock.
+
+        Raises
+        ------
+        PagesExhaustedError
+            If the pool gets its size now, and there is no room for it.
+        """
+        if self._unsized:
+            assert self.pool_size is not None
+            self.resize(self.pool_size.settle())
         while self._dropped:
             self._pages.release(self._dropped.popleft())
         return self._pages
+
+    @property
+    def split(self) -> bool:
+        """Whether other processes hold parts of the model."""
+        return self.ranks is not None or self.mirror is not None
+
+    @property
+    def follows(self) -> bool:
+        """Whether followers repeat each operation; what they cannot be told must not be done."""
+        return self.mirror is not None
+
+    @property
+    def sized(self) -> bool:
+        """Whether the pool has its size for good."""
+        return not self._unsized
+
+    @property
+    def capacity(self) -> int:
+        """Pages for tokens: those of the pool, or as many as it would have if it were made now."""
+        if self._unsized and self.pool_size is not None:
+            return self.pool_size.pages
+        return self._pages.num_pages - 1
+
+    def keep_prefixes(self) -> None:
+        """From now on, find the pages of prompts that were run before."""
+        self.prefixes = PrefixStore(self._pages, (self._pages.num_pages - 1) // 4)
+
+    def resize(self, pages: int) -> None:
+        """Have a pool of another size, which is empty. Hold the lock.
+
+        Raises
+        ------
+        SettingError
+            If a sequence holds pages.
+        """
+        store = self.prefixes
+        if store is not None:
+            store.clear()
+        while self._dropped:
+            self._pages.release(self._dropped.popleft())
+        if self._pages.in_use:
+            raise SettingError(
+                f"kv_pages cannot change while sequences hold {self._pages.in_use} pages: close "
+                "them first"
+            )
+        self.close_kept()
+        self.attention.forget()
+        self.attention.num_pages = pages + 1  # the scratch page
+        self._pages = PageAllocator(pages + 1, self.page_size)
+        self._unsized = False
+        if store is not None:
+            self.keep_prefixes()
+
+    def close_kept(self) -> None:
+        """Give back the memory of what is kept for later. Hold the lock."""
+        while self.kept:
+            self.kept.popitem(last=False)[1].close()
 
     def drop(self, pages: NDArray[np.int32]) -> None:
         """Give references back at the next occasion; safe in a finalizer."""
@@ -173,6 +243,12 @@ class Engine:
             If the pool is too small.
         """
         runner = batching.current_runner()
+        if runner is not None and self.ranks is not None:
+            raise SettingError(
+                "a scheduler (asample, submit, map) goes by the clock, which the processes of a "
+                "launcher do not share: call sample, or start the script as one process, "
+                f"LM(..., tensor_parallel={self.ranks.size})"
+            )
         if runner is not None:
             work = batching.Work(self, tables_M_W, stored_M, tokens_M_T, counts_M, keep)
             return runner.run(work)
@@ -217,7 +293,7 @@ class Engine:
                 f"{self.max_context}; use a shorter prompt or fewer max_tokens"
             )
         self.pages()
-        growth = self._grow(tables_M_W, stored_M, counts_M)
+        growth = grow(self._pages, tables_M_W, stored_M, counts_M)
         self._growing.add(growth)
         try:
             if len(growth.fresh):
@@ -239,40 +315,6 @@ class Engine:
         self._growing.discard(growth)
         self._pages.release(np.concatenate([growth.fresh, growth.target]))
 
-    def _grow(
-        self,
-        tables_M_W: NDArray[np.int32],
-        stored_M: NDArray[np.int64],
-        counts_M: NDArray[np.int64],
-    ) -> Growth:
-        pages, size, rows = self._pages, self.page_size, len(stored_M)
-        used_M = -(-stored_M // size)
-        needed_M = -(-(stored_M + counts_M) // size)
-
-        # A partial tail page that somebody else holds too is copied before it is written;
-        # if all its holders are rows of this batch, the first of them keeps it.
-        writes = np.flatnonzero((stored_M % size != 0) & (counts_M > 0))
-        tails = tables_M_W[writes, used_M[writes] - 1]
-        page_U, first_U, which, count_U = np.unique(
-            tails, return_index=True, return_inverse=True, return_counts=True
-        )
-        copies = (pages.refs[page_U] > 1)[which.reshape(-1)]
-        copies[first_U[pages.refs[page_U] == count_U]] = False
-        copying, source = writes[copies], tails[copies]
-
-        more_M = needed_M - used_M
-        total = int(more_M.sum())
-        taken = pages.alloc(total + len(copying))
-        fresh, target = taken[:total], taken[total:]
-        width = max(int(needed_M.max()), tables_M_W.shape[1])
-        grown = np.zeros((rows, width), dtype=np.int32)
-        grown[:, : tables_M_W.shape[1]] = tables_M_W
-        row = np.repeat(np.arange(rows), more_M)
-        column = np.arange(total) - np.repeat(np.cumsum(more_M) - more_M - used_M, more_M)
-        grown[row, column] = fresh
-        grown[copying, used_M[copying] - 1] = target
-        return Growth(grown, fresh, source, target)
-
     def _run(
         self,
         tables_M_W: NDArray[np.int32],
@@ -286,17 +328,42 @@ class Engine:
         kept = []
         for begin in range(0, width, step):
             end = min(begin + step, width)
-            layout = Layout(
-                tables_M_W,
-                stored_M + np.minimum(counts_M, begin),
-                np.clip(counts_M - begin, 0, end - begin),
-                end - begin,
-            )
+            layout = some_columns(Layout(tables_M_W, stored_M, counts_M, width), begin, end)
             columns = keep[(keep >= begin) & (keep < end)] - begin
-            logits = self._forward(layout, tokens_M_T[:, begin:end], columns)
+            logits = self.forward(layout, tokens_M_T[:, begin:end], columns)
             if len(columns):
                 kept.append(logits)
         return kept[0] if len(kept) == 1 else torch.cat(kept, dim=1)
+
+    def forward(self, layout: Layout, tokens_M_T: Tensor, columns: NDArray[np.int64]) -> Tensor:
+        """A pass of the model, or as many as memory asks for. Hold the lock.
+
+        Parameters
+        ----------
+        layout : Layout
+        tokens_M_T : Tensor, int64, [M, T]
+        columns : int64 [C]
+            Whose logits are wanted, ascending.
+
+        Returns
+        -------
+        Tensor, [M, C, V]
+            Where no columns are wanted, of any one.
+
+        Raises
+        ------
+        torch.OutOfMemoryError
+            One token does not get through.
+        """
+        try:
+            return self._forward(layout, tokens_M_T, columns)
+        except torch.OutOfMemoryError:
+            # The processes that hold other parts of the model are in the middle of this pass.
+            if tokens_M_T.numel() == 1 or self.split:
+                raise
+        self.close_kept()
+        # What was stored already is stored again, and is the same.
+        return in_halves(self.forward, layout, tokens_M_T, columns)
 
     def _forward(self, layout: Layout, tokens_M_T: Tensor, columns: NDArray[np.int64]) -> Tensor:
         """One pass of the model; logits of the given columns (of any one column if none)."""
@@ -306,6 +373,16 @@ class Engine:
         keep = count if trailing else torch.from_numpy(columns).to(self.device)
         batch = PagedBatch(self.attention, plan)
         return self.call_model(tokens_M_T, plan.positions_M_T, batch, keep)
+
+    def run_static(self, ids_M_T: Tensor, plan: StaticPlan, keep: int) -> Tensor:
+        """Logits of the last `keep` columns (0: all) of a pass of fixed shape, [M, C, V].
+
+        What it writes to are pages that the caller holds. Nothing waits for the device.
+        """
+        # A pass may run past the end of the context with tokens that nobody will look at.
+        positions_M_T = plan.positions_M_T.clamp(max=self.max_context - 1)
+        logits = self.call_model(ids_M_T, positions_M_T, PagedBatch(self.attention, plan), keep)
+        return logits[..., : self.vocab_size]
 
     @contextlib.contextmanager
     def _seen_hidden(self) -> Iterator[list[Tensor]]:
@@ -333,10 +410,17 @@ class Engine:
         arguments: dict[str, Any] = {BATCH_ARGUMENT: batch}
         if self._trims_logits:
             arguments["logits_to_keep"] = keep
-        with self._seen_hidden() as seen:
-            logits = self.model(
-                input_ids=ids_M_T, position_ids=positions_M_T, use_cache=False, **arguments
-            ).logits
+        mirror = self.mirror
+        told = contextlib.nullcontext() if not mirror else mirror.forward(ids_M_T, batch, keep)
+        try:
+            with told, self._seen_hidden() as seen:
+                logits = self.model(
+                    input_ids=ids_M_T, position_ids=positions_M_T, use_cache=False, **arguments
+                ).logits
+        except PoolMemoryError as error:
+            if self.pool_size is None:
+                raise
+            raise self.pool_size.no_memory(f"layer {error.layer}") from error
         if seen and self._trims_logits:
             kept = seen[0][:, -keep:] if isinstance(keep, int) else seen[0].index_select(1, keep)
             logits = torch.cat([logits, kept.to(logits.dtype)], dim=-1)

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.distributed import DistributedConfig
 
 from smcprog.attention import IMPLEMENTATION
 from smcprog.engine.checks import check_dispatchable
+from smcprog.engine.quantised import loading_error, placement
 from smcprog.errors import ModelError
 
 __all__ = [
@@ -71,13 +73,20 @@ def resolve_path(path: str | os.PathLike[str] | None) -> Path:
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:
-    """The given device, else the first CUDA device, else the CPU."""
+    """The given device, else CUDA, else the CPU.
+
+    Of the CUDA devices it is the current one, and under a launcher that of the local rank.
+    """
     if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        return torch.device(device)
+        place = torch.device(device)
     except RuntimeError as error:
         raise ModelError(f"unknown device {device!r}: {_first_line(error)}") from error
+    rank = os.environ.get("LOCAL_RANK", "")
+    if place.type == "cuda" and place.index is None and rank.isdigit():
+        return torch.device("cuda", int(rank)) if int(rank) < torch.cuda.device_count() else place
+    return place
 
 
 def resolve_dtype(
@@ -95,8 +104,18 @@ def resolve_dtype(
     return resolved
 
 
-def load(folder: Path, device: torch.device, dtype: str | torch.dtype | None) -> tuple[Any, Any]:
+def load(
+    folder: Path, device: torch.device, dtype: str | torch.dtype | None, *, shards: int = 1
+) -> tuple[Any, Any]:
     """Model (in evaluation mode, our attention set) and tokenizer of a local folder.
+
+    Parameters
+    ----------
+    folder : Path
+    device : torch.device
+    dtype : str or torch.dtype or None
+    shards : int, default 1
+        Processes of the process group that load it together, each a part of its weights.
 
     Raises
     ------
@@ -114,6 +133,11 @@ def load(folder: Path, device: torch.device, dtype: str | torch.dtype | None) ->
         except Exception as error:
             raise ModelError(f"cannot read {folder / 'config.json'}: {_tail(error)}") from error
         check_dispatchable(config)
+        if shards > 1:
+            placed = {"distributed_config": DistributedConfig(tp_size=shards)}
+        else:
+            placed = placement(config, device)
+        failure: ModelError | None = None
         try:
             model, report = AutoModelForCausalLM.from_pretrained(
                 folder,
@@ -122,11 +146,15 @@ def load(folder: Path, device: torch.device, dtype: str | torch.dtype | None) ->
                 use_safetensors=True,
                 attn_implementation=IMPLEMENTATION,
                 output_loading_info=True,
+                **placed,
                 **local,
             )
-            model = model.to(device)
+            if not placed:
+                model = model.to(device)
         except Exception as error:
-            raise ModelError(f"cannot load the model in {str(folder)!r}: {_tail(error)}") from error
+            failure, cause = loading_error(error, folder, config, device), error
+        if failure is not None:
+            raise failure from cause
         missing = sorted(report["missing_keys"])
         if missing:
             raise ModelError(

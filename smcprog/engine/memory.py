@@ -1,4 +1,4 @@
-"""How many key/value pages a model gets when the user does not say."""
+"""How much memory there is for key/value pages; `sizing` says how it is shared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from smcprog.errors import PagesExhaustedError
 
-__all__ = ["check_pages_fit", "default_pages"]
+__all__ = ["available_bytes", "check_pages_fit", "default_pages"]
 
 MEMORY_FRACTION = 0.25
 """Share of the memory available when the model has been loaded."""
@@ -26,15 +26,17 @@ def default_pages(bytes_per_page: int, page_size: int, device: torch.device) -> 
     return max(1, min(by_memory, MOST_TOKENS // page_size))
 
 
-def check_pages_fit(kv_pages: int, bytes_per_page: int, page_size: int, device: Any) -> None:
-    """Refuse a pool that cannot be held.
+def check_pages_fit(
+    kv_pages: int, bytes_per_page: int, page_size: int, device: Any, *, room: int | None = None
+) -> None:
+    """Refuse a pool that cannot be held in the free memory, or in `room` bytes of it.
 
     Raises
     ------
     PagesExhaustedError
         Saying how many pages fit.
     """
-    free = available_bytes(device)
+    free = available_bytes(device) if room is None else room
     if kv_pages * bytes_per_page <= free:
         return
     raise PagesExhaustedError(
@@ -47,7 +49,9 @@ def check_pages_fit(kv_pages: int, bytes_per_page: int, page_size: int, device: 
 def available_bytes(device: torch.device) -> int:
     """Memory that can be had on a device now."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        # What the allocator keeps for later is free as well.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + kept
     try:
         with open("/proc/meminfo") as lines:
             for line in lines:

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from smcprog.attention import IMPLEMENTATION, TorchPagedAttention
+from smcprog.attention import IMPLEMENTATION
+from smcprog.attention.choose import default_page_size
 from smcprog.engine import loading
 from smcprog.engine.checks import check_dispatchable, check_logits
 from smcprog.engine.engine import Engine
 from smcprog.engine.linears import install
 from smcprog.engine.lm import LM, max_context
-from smcprog.engine.memory import check_pages_fit, default_pages
-from smcprog.engine.prefix import PrefixStore
+from smcprog.engine.quantised import loading_error, placement
 from smcprog.engine.vocab import Vocabulary
 from smcprog.errors import ModelError
 
@@ -50,15 +50,22 @@ def load_classifier(
     with loading.quiet():
         try:
             config = AutoConfig.from_pretrained(folder, **local)
+            placed = placement(config, place)
             model, report = AutoModelForSequenceClassification.from_pretrained(
                 folder,
                 config=config,
                 dtype=loading.resolve_dtype(dtype, config, place),
                 use_safetensors=True,
                 output_loading_info=True,
+                **placed,
                 **local,
             )
+            model = model if placed else model.to(place)
             tokenizer = AutoTokenizer.from_pretrained(folder, **local)
+        except ModelError:
+            raise
+        except torch.OutOfMemoryError as error:
+            raise loading_error(error, folder, config, place) from error
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ModelError(
@@ -71,7 +78,7 @@ def load_classifier(
             f"the model in {str(folder)!r} is no trained sequence classifier: {len(missing)} "
             f"tensors are missing, the first is {missing[0]!r}"
         )
-    return model.to(place).eval(), tokenizer, folder
+    return model.eval(), tokenizer, folder
 
 
 def is_decoder(model: Any) -> bool:
@@ -92,7 +99,7 @@ class ScoringLM(LM):
         path: str,
         name: str,
         kv_pages: int | None,
-        page_size: int,
+        page_size: int | None,
         prefix_cache: bool,
     ) -> None:
         self.path = path
@@ -102,18 +109,17 @@ class ScoringLM(LM):
         self.config = model.config
         self.device = model.device
         self.dtype = model.dtype
-        self.page_size = page_size
+        self.page_size = page_size = page_size or default_page_size(self.device)
         self.max_context = max_context(model.config)
         labels, bytes_per_page = check_logits(self.model, page_size, self.max_context)
         size = model.get_input_embeddings().weight.shape[0]
         self.vocab = tokenizer if isinstance(tokenizer, Vocabulary) else _names(tokenizer, size)
-        if kv_pages is not None:
-            check_pages_fit(kv_pages, bytes_per_page, page_size, self.device)
-        self.kv_pages = kv_pages or default_pages(bytes_per_page, page_size, self.device)
-        attention = TorchPagedAttention(self.kv_pages + 1, page_size, self.device)
-        self._engine = Engine(self.model, attention, self.max_context, labels)
+        pool_size = self._pool_size(kv_pages, bytes_per_page)
+        first = pool_size.pages if pool_size.settled else 1
+        attention = self._make_attention(first + 1)
+        self._engine = Engine(self.model, attention, self.max_context, labels, pool_size)
         if prefix_cache:
-            self._engine.prefixes = PrefixStore(self._engine.pages(), self.kv_pages // 4)
+            self._engine.keep_prefixes()
 
     @classmethod
     def own(cls, model: Any, tokenizer: Any, folder: Path, **memory: Any) -> ScoringLM:
@@ -122,7 +128,7 @@ class ScoringLM(LM):
         model.set_attn_implementation(IMPLEMENTATION)
         install(model, pack=True)
         lm = cls.__new__(cls)
-        sizes = {"kv_pages": None, "page_size": 8, "prefix_cache": True, **memory}
+        sizes = {"kv_pages": None, "page_size": None, "prefix_cache": True, **memory}
         lm._set_up(model, tokenizer, str(folder), folder.name, **sizes)
         return lm
 

@@ -147,6 +147,11 @@ class PagedSequences:
         return self._stored + self._queued
 
     @property
+    def tables_M_W(self) -> NDArray[np.int32]:
+        """Pages of each row in order; entries beyond its stored tokens mean nothing. Read only."""
+        return self._tables
+
+    @property
     def has_next(self) -> bool:
         """Whether `next_logits` needs no forward."""
         return self._next is not None and not self._queued.any()

@@ -27,7 +27,7 @@ from torch import Tensor
 from smcprog.potentials.bitmask import restrict
 from smcprog.smc.block import DEAD, RUNNING, Progress, allowed_by
 from smcprog.smc.draft import AnyDraft
-from smcprog.smc.draws import Draws, pick
+from smcprog.smc.draws import Draws, log_total, pick
 from smcprog.smc.factors import Factor
 from smcprog.smc.stops import StopStrings
 
@@ -259,7 +259,7 @@ class CoupledBlock(Progress):
             logw_S_V = restrict(logw_S_V, last_S_V)
         elif self._normalized and mask_P_V is None:
             return logw_S_V, torch.zeros(len(live_S), dtype=torch.float64, device=live_S.device)
-        log_z_S = logw_S_V.logsumexp(1).double()
+        log_z_S = log_total(logw_S_V)
         return logw_S_V - log_z_S.unsqueeze(1).to(logw_S_V.dtype), log_z_S
 
     def _choose(

@@ -23,7 +23,7 @@ from smcprog.rng import (
 from smcprog.smc.strata import extend_keys, spread
 from smcprog.smc.urn import Urn
 
-__all__ = ["Draw", "Draws", "categorical", "pick"]
+__all__ = ["Draw", "Draws", "categorical", "drawn", "log_total", "pick"]
 
 FIRST_CANDIDATES = 16  # uniforms made at once for the candidates of one draw
 
@@ -55,7 +55,11 @@ def categorical(weights_M_V: Tensor, u_M: Tensor) -> Tensor:
     A token of weight zero is never returned, whatever rounding does to ``u · Σ``;
     an empty row returns 0.
     """
-    cdf_M_V = weights_M_V.cumsum(dim=1, dtype=torch.float64)
+    rows = len(weights_M_V)
+    if rows == 1 and weights_M_V.is_cuda:
+        # There, sums along a single row are made in another way, in which they may fall.
+        weights_M_V = weights_M_V.expand(2, -1)
+    cdf_M_V = weights_M_V.cumsum(dim=1, dtype=torch.float64)[:rows]
     total_M = cdf_M_V[:, -1]
     below_total_M = torch.nextafter(total_M, torch.zeros_like(total_M))
     point_M = torch.minimum(u_M * total_M, below_total_M)
@@ -66,6 +70,26 @@ def categorical(weights_M_V: Tensor, u_M: Tensor) -> Tensor:
 def pick(values_M_V: Tensor, tokens_M: Tensor) -> Tensor:
     """The value of one token a row, [M]."""
     return values_M_V.gather(1, tokens_M.unsqueeze(1)).squeeze(1)
+
+
+def log_total(logw_M_V: Tensor) -> Tensor:
+    """log Σ_v exp(logw_v) of each row, summed in float64; −∞ in an empty row."""
+    peak_M = logw_M_V.amax(dim=1)
+    floor_M = torch.where(peak_M == -math.inf, torch.zeros_like(peak_M), peak_M)
+    weights_M_V = (logw_M_V - floor_M.unsqueeze(1)).exp()
+    return floor_M.double() + weights_M_V.sum(dim=1, dtype=torch.float64).log()
+
+
+def drawn(logw_M_V: Tensor, choose: Callable[[Tensor], Tensor]) -> Draw:
+    """One token a row in proportion to exp(logw), as `choose` finds it among the weights."""
+    peak_M = logw_M_V.amax(dim=1)
+    floor_M = torch.where(peak_M == -math.inf, torch.zeros_like(peak_M), peak_M)
+    weights_M_V = (logw_M_V - floor_M.unsqueeze(1)).exp()
+    tokens_M = choose(weights_M_V)
+    log_total_M = floor_M.double() + weights_M_V.sum(dim=1, dtype=torch.float64).log()
+    logw_M = pick(logw_M_V, tokens_M).double()
+    log_density_M = torch.where(log_total_M == -math.inf, -math.inf, logw_M - log_total_M)
+    return Draw(tokens_M, log_density_M, log_total_M)
 
 
 class Draws:
@@ -115,14 +139,7 @@ class Draws:
 
     def draw(self, logw_M_V: Tensor, position: int, rows: Tensor | None = None) -> Draw:
         """One token a row, in proportion to exp(logw); `rows` says which, if not all."""
-        peak_M = logw_M_V.amax(dim=1)
-        floor_M = torch.where(peak_M == -math.inf, torch.zeros_like(peak_M), peak_M)
-        weights_M_V = (logw_M_V - floor_M.unsqueeze(1)).exp()
-        tokens_M = self.choose(weights_M_V, position, rows)
-        log_total_M = floor_M.double() + weights_M_V.sum(dim=1, dtype=torch.float64).log()
-        logw_M = pick(logw_M_V, tokens_M).double()
-        log_density_M = torch.where(log_total_M == -math.inf, -math.inf, logw_M - log_total_M)
-        return Draw(tokens_M, log_density_M, log_total_M)
+        return drawn(logw_M_V, lambda weights_M_V: self.choose(weights_M_V, position, rows))
 
     def choose(self, weights_M_V: Tensor, position: int, rows: Tensor | None = None) -> Tensor:
         """Which token each row takes, given unnormalised weights."""

@@ -18,9 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from smcprog.engine.faults import advice, fault_of, first_line
 from smcprog.errors import PotentialError, SMCError
 from smcprog.potentials.base import Potential, Request, State
-from smcprog.potentials.bitmask import unpack_bitmask
+from smcprog.potentials.bitmask import pack_bitmask, unpack_bitmask
 from smcprog.potentials.models.factor import ModelFactor, fit_width
 from smcprog.smc.guard import Guard
 
@@ -139,6 +140,19 @@ class Factor:
             for n, p in zip(rows, parts, strict=True)
         ]
         return filled[0] if len(filled) == 1 else torch.cat(filled)
+
+    def packed_mask(self, size: int) -> NDArray[np.int32] | None:
+        """The same as `allowed`, packed and on the host, [M, ceil(size / 32)]."""
+        parts = self._map(self._packed_mask_of, size)
+        if all(p is None for p in parts):
+            return None
+        rows = [n for n in self._sizes if n]
+        words = -(-size // 32)
+        filled = [
+            np.full((n, words), -1, dtype=np.int32) if p is None else p
+            for n, p in zip(rows, parts, strict=True)
+        ]
+        return np.concatenate(filled)
 
     def admits(
         self, rows: Sequence[int], tokens: Sequence[int], ended: Sequence[bool]
@@ -319,6 +333,16 @@ class Factor:
         return value
 
     def _mask_of(self, state: State, rows: int, size: int) -> Tensor | None:
+        value = self._checked_mask(state, rows, size)
+        if value is None:
+            return None
+        return unpack_bitmask(value.to(self._device), size)  # packed, it is moved at an eighth
+
+    def _packed_mask_of(self, state: State, rows: int, size: int) -> NDArray[np.int32] | None:
+        value = self._checked_mask(state, rows, size)
+        return None if value is None else pack_bitmask(value)
+
+    def _checked_mask(self, state: State, rows: int, size: int) -> Tensor | None:
         value = self._call(self.potential.mask, state)
         if value is None:
             return None
@@ -330,7 +354,7 @@ class Factor:
                 f"shape {shapes[torch.int32]}",
                 value,
             )
-        return unpack_bitmask(value.to(self._device), size)  # packed, it is moved at an eighth
+        return value
 
     def _token_logprobs_of(self, state: State, rows: int) -> Tensor | None:
         return self._call(self.potential.token_logprobs, state)
@@ -345,7 +369,7 @@ class Factor:
             potential=self.potential.name,
         )
 
-    def _map(self, call: Callable[..., Tensor | None], *arguments: Any) -> list[Any]:
+    def _map(self, call: Callable[..., Any], *arguments: Any) -> list[Any]:
         """`call` on each part that has rows, failures kept with their request (as None)."""
         out = []
         for state, size, owner in zip(self._parts, self._sizes, self._owners, strict=True):
@@ -359,12 +383,19 @@ class Factor:
         try:
             return call(*arguments)
         except SMCError as error:
+            fault = fault_of(error) if isinstance(error, PotentialError) else None
+            if fault is not None:  # of a function that the potential called
+                error = PotentialError(f"{error}{advice(fault)}", potential=self.potential.name)
             if owner is None:
-                raise
+                raise error
             self.failed[owner] = error
         except Exception as error:
+            fault = fault_of(error)
+            if fault is not None and isinstance(self.potential, ModelFactor):
+                raise  # the engine's affair, and that of all requests
+            text = str(error) if fault is None else first_line(error)
             wrapped = PotentialError(
-                f"{self.potential.name} raised {type(error).__name__}: {error}",
+                f"{self.potential.name} raised {type(error).__name__}: {text}{advice(fault)}",
                 potential=self.potential.name,
             )
             wrapped.__cause__ = error

@@ -31,7 +31,7 @@ def install(model: nn.Module, *, pack: bool, least: int | None = None) -> None:
     """Replace the float32 `nn.Linear` modules of a model on the CPU, in place.
 
     Other types, devices and modules (GPT-2's `Conv1D`, experts, anything derived from
-    `nn.Linear`) stay as they are.
+    `nn.Linear`) stay as they are, and so do layers with quantised weights.
 
     Parameters
     ----------
@@ -123,10 +123,14 @@ def _groups(model: nn.Module, pack: bool, least: int) -> Iterator[list[Place]]:
 
 
 def _fits(module: nn.Module) -> bool:
+    # Quantizers leave layers that have weights of other classes, none, or a forward of their own.
+    weight = module._parameters.get("weight")
     return (
         type(module) is nn.Linear
-        and module.weight.dtype == torch.float32
-        and module.weight.device.type == "cpu"
+        and type(weight) is nn.Parameter
+        and "forward" not in vars(module)
+        and weight.dtype == torch.float32
+        and weight.device.type == "cpu"
         and not module._forward_hooks
         and not module._forward_pre_hooks
     )

@@ -49,17 +49,21 @@ class Reservations:
         self._logits = 0
         self._pages: dict[LM, int] = {}
         self._waiting: dict[Task, dict[LM, int]] = {}
+        self._alone = False
 
     def next(self, queue: Iterable[Task]) -> Task | None:
         """The first task that may start now.
 
         Nobody overtakes a task that waits for pages of the same model, so that the pages a
-        large request waits for do not go to small ones that come later.
+        large request waits for do not go to small ones that come later. A task that must be
+        alone waits until nobody runs, and nobody overtakes it.
         """
-        if self._count >= self._most:
+        if self._count >= self._most or self._alone:
             return None
         wanted = {lm for pages in self._waiting.values() for lm in pages}
         for task in queue:
+            if task.alone:
+                return None if self._count else task
             if wanted.isdisjoint(task.pages) and self._fits(task):
                 return task
             wanted.update(task.pages)
@@ -67,10 +71,12 @@ class Reservations:
 
     def enter(self, task: Task) -> None:
         """Reserve what a task may need."""
+        self._alone = task.alone
         self._book(task, 1)
 
     def leave(self, task: Task) -> None:
         """It has given everything back."""
+        self._alone = False
         self._waiting.pop(task, None)
         self._book(task, -1)
 
