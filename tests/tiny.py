@@ -47,7 +47,8 @@ def tiny_llama(vocab_size: int = 3, eos: int = 2, **options) -> LM:
 
     Options are those of `tiny_model`, or of `LM`'s memory.
     """
-    memory = {k: options.pop(k) for k in ("kv_pages", "page_size", "prefix_cache") if k in options}
+    known = ("kv_pages", "page_size", "prefix_cache", "graphs")
+    memory = {k: options.pop(k) for k in known if k in options}
     tokens = [bytes([ord("a") + i]) for i in range(vocab_size)]
     tokens[eos] = b"<eos>"
     model = tiny_model(vocab_size, eos, **options)

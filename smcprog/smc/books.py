@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -13,11 +13,18 @@ from smcprog.smc.block import DEAD, RUNNING
 from smcprog.smc.settings import RoundEvent
 
 if TYPE_CHECKING:
+    from smcprog.potentials.base import Potential
     from smcprog.potentials.product import Product
-    from smcprog.smc.factors import Factor
     from smcprog.smc.wave import Wave
 
-__all__ = ["report", "wrong_values"]
+__all__ = ["Valued", "report", "wrong_values"]
+
+
+class Valued(Protocol):
+    """A factor, and log ψ of some rows under it."""
+
+    potential: Potential
+    log_psi_M: Tensor
 
 
 def wrong_values(
@@ -25,7 +32,7 @@ def wrong_values(
     values_M: Tensor,
     owners_M: Tensor,
     lengths_M: Tensor,
-    factors: Sequence[Factor],
+    factors: Sequence[Valued],
 ) -> dict[int, SMCError]:
     """An error for each request with a value that is NaN or +∞.
 
@@ -34,7 +41,7 @@ def wrong_values(
     values_M : Tensor, float64
     owners_M, lengths_M : Tensor, int64
         Request of each row, and how long its output is.
-    factors : sequence of Factor
+    factors : sequence of Valued
         With the values the sums were made of.
     """
     failed: dict[int, SMCError] = {}

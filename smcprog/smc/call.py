@@ -3,29 +3,46 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from smcprog.engine.arena import arena_pages
+from smcprog.engine.faults import fault_of
 from smcprog.engine.linears import fixed_kernels
 from smcprog.engine.prefix import without_sharing
-from smcprog.errors import PromptError, SettingError, SMCError
+from smcprog.errors import (
+    DeviceLostError,
+    DeviceMemoryError,
+    PagesExhaustedError,
+    PromptError,
+    SettingError,
+    SMCError,
+)
 from smcprog.limits import MAX_LOGITS
 from smcprog.potentials.base import Potential, Request
 from smcprog.potentials.models.factor import ModelFactor, lead_index
 from smcprog.potentials.product import Product
 from smcprog.rng import seed_word
+from smcprog.smc.device.slot import SlotWave
+from smcprog.smc.device.suits import reason_against, wanted
+from smcprog.smc.device.wave import DeviceWave
+from smcprog.smc.device_errors import device_error
 from smcprog.smc.draft_cost import warn_if_slow
 from smcprog.smc.fed_draft import is_fed
 from smcprog.smc.posterior import Posterior
 from smcprog.smc.prompts import as_prompts
 from smcprog.smc.results import build_posterior, no_survivor
 from smcprog.smc.settings import Settings, check_greedy
+from smcprog.smc.together import ranks_for
 from smcprog.smc.wave import Wave, WaveRequest
 
 if TYPE_CHECKING:
     from smcprog.drafts.fed import FedDraft
     from smcprog.engine.lm import LM
+    from smcprog.engine.parallel import Ranks
+    from smcprog.smc.device.batch import Batches
 
 __all__ = ["Call", "outcome", "seeds_of"]
 
@@ -160,26 +177,96 @@ class Call:
                 need[model] = need.get(model, 0) + copies * pages
         return need
 
+    def wave_pages(self, request: Request) -> dict[LM, int]:
+        """The same in a wave: rounds of fixed shape take all that they may need at once."""
+        need, s = self.pages(request), self.settings
+        if not self.fixed_shapes:
+            return need
+        for i, (model, length) in enumerate(self._prompt_lengths(request)):
+            written = i + 1 + self.draft_tokens  # the target's rows, then the draft's
+            most, size = length + s.max_tokens, model.page_size
+            held = arena_pages(length, s.particles, most, written, size) + -(-length // size)
+            need[model] += max(0, held - model.pages_needed(length, s.particles, s.max_tokens))
+        return need
+
+    @property
+    def fixed_shapes(self) -> bool:
+        """Whether waves are played in rounds of fixed shape: the model wants it, the call can."""
+        return wanted(self.lm) and reason_against(self.product, self.settings) is None
+
+    @property
+    def batches(self) -> bool:
+        """Whether requests can share rounds of fixed shape: one model, no coupling."""
+        s = self.settings
+        steps = s.coupling == math.inf or not self.draft_tokens
+        return len(self.product.factors) == 1 and steps and self.ranks is None and self.fixed_shapes
+
+    def slot_wave(self, request: WaveRequest, batches: Batches, wait: Callable[..., None]) -> Wave:
+        """A wave of one request that shares its rounds, not started."""
+        return SlotWave(self.product, [request], self.settings, self.truncate, batches, wait)
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """Processes of a launcher that make this call together, each with a part of a model."""
+        return ranks_for(self.product, self.settings)
+
+    def seeds(self, seed: int | Sequence[int] | None, count: int) -> list[int]:
+        """As `seeds_of`; fresh seeds are the same in all processes that make the call together.
+
+        Raises
+        ------
+        SettingError
+        """
+        seeds = seeds_of(seed, count)
+        ranks = self.ranks
+        return seeds if ranks is None or seed is not None else ranks.agree(seeds)
+
+    def pages_free(self, model: LM) -> int:
+        """Pages that can be allocated now, in all processes that make the call together."""
+        ranks = self.ranks
+        return model.pages_free if ranks is None else ranks.least(model.pages_free)
+
     def wave(self, requests: Sequence[WaveRequest]) -> Wave:
         """A wave of some requests, not started."""
         return Wave(self.product, requests, self.settings, self.truncate)
 
-    def run(self, requests: Sequence[WaveRequest]) -> list[tuple[int, Posterior | SMCError]]:
-        """Every request's number, and what became of it.
+    def run(
+        self, requests: Sequence[WaveRequest], *, static: bool = True
+    ) -> list[tuple[int, Posterior | SMCError]]:
+        """Every request's number, and what became of it; `static` allows rounds of fixed shape.
 
         The failure of a wave may be one request's alone; its companions must not suffer for
-        it, so they are run again one by one.
+        it, so they are run again one by one. Where the device has no memory for all of them,
+        they are run in halves; one alone, without what rounds of fixed shape keep.
         """
-        wave = self.wave(requests)
+        fixed = static and self.fixed_shapes
+        kind = DeviceWave if fixed else Wave
+        wave = kind(self.product, requests, self.settings, self.truncate)
         try:
             deterministic = self.settings.deterministic
             with without_sharing(deterministic), fixed_kernels(deterministic):
                 wave.run()
+            return [(q.index, outcome(wave, r)) for r, q in enumerate(requests)]
         except SMCError as error:
-            if len(requests) == 1:
-                return [(requests[0].index, error)]
-            return [result for request in requests for result in self.run([request])]
-        return [(q.index, outcome(wave, r)) for r, q in enumerate(requests)]
+            failure: SMCError = error
+        except RuntimeError as error:
+            failure = self.device_error(error)
+        # Out of the handlers: what they hold, the next wave may need.
+        failed = wave.failed
+        del wave
+        if isinstance(failure, DeviceLostError) or fault_of(failure) == "lost":
+            return [(q.index, failed.get(r, failure)) for r, q in enumerate(requests)]
+        if len(requests) == 1:
+            if fixed and isinstance(failure, (DeviceMemoryError, PagesExhaustedError)):
+                return self.run(requests, static=False)
+            return [(requests[0].index, failure)]
+        step = -(-len(requests) // 2) if isinstance(failure, DeviceMemoryError) else 1
+        parts = [requests[at : at + step] for at in range(0, len(requests), step)]
+        return [result for part in parts for result in self.run(part)]
+
+    def device_error(self, error: RuntimeError) -> SMCError:
+        """See `device_errors`."""
+        return device_error(error, self.lm, self.settings, self.draft_tokens + 1)
 
     def _prompt_lengths(self, request: Request) -> list[tuple[LM, int]]:
         """Every model of the run, as often as it keeps sequences, with its prompt's length."""

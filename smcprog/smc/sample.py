@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from smcprog.errors import BatchError, SMCError
-from smcprog.limits import MAX_ROUND_ELEMENTS
+from smcprog.limits import MAX_DEVICE_ROUND_ELEMENTS, MAX_ROUND_ELEMENTS
 from smcprog.potentials.base import Potential, Request
-from smcprog.smc.call import Call, seeds_of
+from smcprog.smc.call import Call
 from smcprog.smc.posterior import Posterior
 from smcprog.smc.wave import WaveRequest
 
@@ -26,7 +26,7 @@ def sample(
     """Draw from a target; `Potential.sample` is the public face of this function."""
     call = Call.of(target, stop, **options)
     prompts, many = call.prompts(prompt)
-    seeds = seeds_of(seed, len(prompts))
+    seeds = call.seeds(seed, len(prompts))
 
     results: list[Posterior | SMCError | None] = [None] * len(prompts)
     requests: list[WaveRequest] = []
@@ -55,15 +55,17 @@ def _waves(call: Call, requests: list[WaveRequest]) -> list[list[WaveRequest]]:
     Deterministic requests go one by one: then the shapes of all that is computed depend
     on the request alone, and so do its bits.
     """
-    most = 1 if call.settings.deterministic else max(1, MAX_ROUND_ELEMENTS // call.logits)
+    on_cpu = call.lm.device.type == "cpu"
+    elements = MAX_ROUND_ELEMENTS if on_cpu else MAX_DEVICE_ROUND_ELEMENTS
+    most = 1 if call.settings.deterministic else max(1, elements // call.logits)
     waves: list[list[WaveRequest]] = []
     left: dict[Any, int] = {}
     for q in requests:
-        need = call.pages(q.request)
+        need = call.wave_pages(q.request)
         fits = waves and len(waves[-1]) < most and all(left[k] >= n for k, n in need.items())
         if not fits:
             waves.append([])
-            left = {model: model.pages_free for model in need}
+            left = {model: call.pages_free(model) for model in need}
         waves[-1].append(q)
         for model, pages in need.items():
             left[model] -= pages

@@ -24,7 +24,7 @@ from smcprog.potentials.product import Product
 from smcprog.resampling import resample
 from smcprog.rng import STREAM_RESAMPLE, uniforms
 from smcprog.smc.block import DEAD, RUNNING, Block, Progress
-from smcprog.smc.books import report, wrong_values
+from smcprog.smc.books import Valued, report, wrong_values
 from smcprog.smc.coupled import CoupledBlock
 from smcprog.smc.draft import AnyDraft, Draft
 from smcprog.smc.draws import Draws
@@ -35,6 +35,7 @@ from smcprog.smc.records import RoundRecord, WaveRequest
 from smcprog.smc.settings import Settings
 from smcprog.smc.stops import StopStrings
 from smcprog.smc.strata import extend_keys
+from smcprog.smc.together import compare, crew_for, ranks_for, together
 from smcprog.smc.variants.first_tokens import FirstTokens, PlainBlock
 from smcprog.smc.variants.lookahead import Lookahead
 from smcprog.smc.variants.moves import BlockMoves
@@ -70,6 +71,10 @@ class Wave:
     log_w_R_N, log_evidence_R : Tensor, float64
         Weights since the last resampling, and log Ẑ up to it.
     rounds : list of RoundRecord
+    ranks : Ranks or None
+        Processes of a launcher that play it, each with parts of the models.
+    crew : Crew or None
+        Followers that hold parts of the models.
     failed : dict
         Request number in the wave → the error it ended with.
     deaths : dict
@@ -88,6 +93,8 @@ class Wave:
         self.requests = list(requests)
         self.settings = settings
         self.truncate = truncate
+        self.ranks = ranks_for(target, settings)
+        self.crew = crew_for(target, settings)
         self._make_draws = make_draws
         self._lead = cast("int", lead_index(target.factors))
         self.target_lm = cast("ModelFactor", target.factors[self._lead]).lm
@@ -132,11 +139,13 @@ class Wave:
         """Play rounds until every particle of every request is complete or dead."""
         begun = time.perf_counter()
         try:
-            self.start()
-            self.timing["prefill_s"] = time.perf_counter() - begun
-            while self.running:
-                self.play_round()
-                self.timing.setdefault("first_token_s", time.perf_counter() - begun)
+            with together(self):
+                self.start()
+                self.timing["prefill_s"] = time.perf_counter() - begun
+                while self.running:
+                    self.play_round()
+                    self.timing.setdefault("first_token_s", time.perf_counter() - begun)
+                compare(self)
         finally:
             self.release()
         self.timing["total_s"] = time.perf_counter() - begun
@@ -173,7 +182,8 @@ class Wave:
                 lead_rows = self._factors[self._lead]
                 self._draft = FedDraftRows(small, temperature, lead_rows, self._recent, size)
             else:
-                self._draft = Draft(cast("LM", small), temperature, groups, n, size)
+                lm = cast("LM", small)
+                self._draft = Draft(lm, temperature, groups, n, size, self._device)
         # ψ(∅) enters the evidence once, as the weight every particle starts with.
         rows = len(self._live_M)
         nothing = torch.zeros((rows, 0), dtype=torch.int64, device=self._device)
@@ -191,6 +201,7 @@ class Wave:
         self._note_deaths(dead_M, blame_M)
         self._drop_failed()
         self._keep_running(torch.arange(rows))
+        compare(self)
 
     def _groups(self) -> list[StartGroup]:
         groups: list[StartGroup] = []
@@ -224,6 +235,7 @@ class Wave:
             self._moves.play(ancestors_B, delta_M)
         if s.on_round is not None:
             report(self, active_R)
+        compare(self)
 
     @property
     def round_number(self) -> int:
@@ -235,7 +247,10 @@ class Wave:
         # Round 0 draws the first token, for which the prompt's pass has the distribution.
         if self._draft is None or not self.rounds:
             return 0
-        return self.settings.most_draft_tokens if self._pace is None else self._pace.next()
+        if self._pace is None:
+            return self.settings.most_draft_tokens
+        k = self._pace.next()
+        return k if self.ranks is None else self.ranks.agree([k])[0]  # times differ
 
     def _learn(
         self, block: Progress, live_M: Tensor, delta_M: Tensor, drafts_M: Tensor, seconds: float
@@ -471,7 +486,7 @@ class Wave:
             self.finish_B[request * n : (request + 1) * n] = DEAD
             self.log_w_R_N[request] = -torch.inf
 
-    def check_values(self, values_M: Tensor, rows_M: Tensor, factors: Sequence[Factor]) -> None:
+    def check_values(self, values_M: Tensor, rows_M: Tensor, factors: Sequence[Valued]) -> None:
         """NaN and +∞ are errors of a potential; find out whose."""
         if bool((values_M.isnan() | (values_M == torch.inf)).any()):
             owners_M = rows_M // self.settings.particles

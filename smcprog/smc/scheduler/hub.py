@@ -17,6 +17,7 @@ from torch import Tensor
 
 from smcprog.engine.batching import Work, run_pass
 from smcprog.engine.linears import fixed_kernels
+from smcprog.smc.device.batch import Batches
 from smcprog.smc.scheduler.task import Stopped, Task
 
 __all__ = ["Hub"]
@@ -43,6 +44,8 @@ class Hub:
         With results, for the owner to take.
     passes : int
         Forwards so far.
+    batches : Batches
+        Of tasks whose rounds are launched together.
     """
 
     def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
@@ -50,11 +53,13 @@ class Hub:
         self.tasks: list[Task] = []
         self.finished: list[Task] = []
         self.passes = 0
+        self.batches = Batches()
         self._current: Task | None = None
 
     def start(self, task: Task) -> None:
         """Take a task in; it runs from the next `advance` on."""
         task.greenlet = greenlet(lambda: task.play(self._breathe))
+        task.batches, task.wait = self.batches, self.wait
         self.tasks.append(task)
 
     def stop(self, task: Task) -> None:
@@ -119,16 +124,29 @@ class Hub:
             task.work = None
         return work.result()
 
-    def wait(self, ready: Callable[[], bool]) -> None:
-        """See `Runner`."""
+    def wait(self, ready: Callable[[], bool], rest: Callable[[], object] | None = None) -> None:
+        """See `Runner`; `rest` is called where nobody has anything to do."""
         task = self._task()
-        if task is None or ready():
+        if task is None:
+            while not ready():
+                if rest is not None:
+                    rest()
             return
-        task.ready = ready
+        if ready():
+            return
+        task.ready, task.rest = ready, rest
         try:
             self._yield(task)
         finally:
-            task.ready = None
+            task.ready = task.rest = None
+
+    def rest(self) -> bool:
+        """Wait for what a task waits for, if one says how; whether any did."""
+        for task in self.tasks:
+            if task.rest is not None:
+                task.rest()
+                return True
+        return False
 
     def _breathe(self) -> None:
         task = self._task()

@@ -11,7 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from smcprog.engine.batching import use_runner
-from smcprog.errors import RequestTimeoutError, SchedulerClosedError, SMCError
+from smcprog.errors import (
+    DeviceMemoryError,
+    RequestTimeoutError,
+    SchedulerClosedError,
+    SMCError,
+)
 from smcprog.potentials.base import Potential
 from smcprog.smc.call import Call, seeds_of
 from smcprog.smc.scheduler.admission import Reservations, check_fits
@@ -114,9 +119,9 @@ class Scheduler:
         for i, one in enumerate(prompts):
             try:
                 request = call.request(one)
-                pages = call.pages(request)
-                check_fits(pages)
-                tasks.append(SampleTask(call, WaveRequest(i, request, seeds[i]), pages, timeout))
+                task = SampleTask(call, WaveRequest(i, request, seeds[i]), timeout)
+                check_fits(task.pages)
+                tasks.append(task)
             except SMCError as error:
                 if not many:
                     raise
@@ -229,7 +234,7 @@ class Scheduler:
         self._settle()
         self._end_given_up()
         moved = self._hub.forward() or moved
-        if not moved:
+        if not moved and not self._hub.rest():
             with self._changed:
                 if not self._woken and (self._queue or self._hub.tasks):
                     self._changed.wait(POLL)
@@ -260,10 +265,18 @@ class Scheduler:
             task.handle.start()
 
     def _settle(self) -> None:
-        """Hand out results. Their pages are free by now."""
+        """Hand out results. Their pages are free by now.
+
+        A request for which the device had no memory beside others is queued once more.
+        """
         finished, self._hub.finished = self._hub.finished, []
+        crowded = len(self._hub.tasks) + len(finished) > 1
         for task in finished:
             self._reservations.leave(task)
+            if crowded and isinstance(task.result, DeviceMemoryError) and task.again():
+                with self._changed:
+                    self._queue.insert(0, task)
+                continue
             task.handle.settle(task.result)
 
 
