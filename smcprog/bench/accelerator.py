@@ -4,9 +4,10 @@ A forward of n tokens reads every weight once and does two operations a weight a
 
     t(n) = o + max(bytes / bandwidth, 2 · weights · n / flops),
 
-so up to the knee n* = flops · bytes_per_weight / (2 · bandwidth) tokens are free. There, with a
-draft of c times the target's weights, a round of K drafts is (K + 1) / (1 + K·c) times as fast as
-K + 1 steps without a draft, whatever the number of particles N with N·(K + 1) ≤ n*.
+with the keys and values of the tokens before, and their arithmetic, beside the weights. So up to
+the knee n* = flops · bytes_per_weight / (2 · bandwidth) tokens are free. There, with a draft of c
+times the target's weights, a round of K drafts is (K + 1) / (1 + K·c) times as fast as K + 1 steps
+without a draft, whatever the number of particles N with N·(K + 1) ≤ n*.
 """
 
 from __future__ import annotations
@@ -55,6 +56,33 @@ class Accelerator:
         """Tokens of a forward at which arithmetic takes as long as reading the weights."""
         return self.flops * BYTES[self.dtype] / (2 * self.bandwidth)
 
+    def seconds(
+        self,
+        size: Size,
+        rows: float,
+        columns: float,
+        *,
+        context: float = 0.0,
+        shared: float = 0.0,
+        groups: int = 1,
+    ) -> float:
+        """Least seconds of a forward: what has to be read, or what has to be computed.
+
+        Parameters
+        ----------
+        size : Size
+        rows, columns : float
+            Sequences, and new tokens of each.
+        context : float
+            Tokens of a row before, read once a row.
+        shared : float
+            Tokens before those that all rows of a group hold, read once a group.
+        groups : int
+        """
+        numbers = size.weights + size.kv * (rows * context + groups * shared)
+        work = rows * columns * (2 * size.weights + 4 * size.attention * (context + shared))
+        return self.overhead + max(BYTES[self.dtype] * numbers / self.bandwidth, work / self.flops)
+
 
 ACCELERATORS = {
     "a100": Accelerator("a100", 2.04e12, 3.12e14),
@@ -75,10 +103,14 @@ class Size:
         Weights that take part in a forward.
     kv : float
         Keys and values of one token of context, in numbers.
+    attention : float
+        Queries of one token over all layers, in numbers: each is multiplied with a key and a
+        value of every token before.
     """
 
     weights: float
     kv: float = 0.0
+    attention: float = 0.0
 
 
 def parse_accelerator(text: str) -> Accelerator:
@@ -131,7 +163,7 @@ def size_of(lm: LM | FedDraft) -> Size:
     heads = text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // heads
     kv = 2 * text.num_hidden_layers * (getattr(text, "num_key_value_heads", None) or heads) * width
-    return Size(float(weights), float(kv))
+    return Size(float(weights), float(kv), float(text.num_hidden_layers * heads * width))
 
 
 def predict(
@@ -162,11 +194,7 @@ def predict(
     """
 
     def seconds(size: Size, rows: int, columns: int) -> float:
-        width = BYTES[accelerator.dtype]
-        read = width * (size.weights + rows * context * size.kv) / accelerator.bandwidth
-        return accelerator.overhead + max(
-            read, 2 * size.weights * rows * columns / accelerator.flops
-        )
+        return accelerator.seconds(size, rows, columns, context=context)
 
     step = seconds(target, 1, 1)
     ratio = seconds(draft, 1, 1) / step

@@ -27,23 +27,21 @@ class Generate:
     ----------
     lm : LM
         Its folder, type and device are used, nothing else of it.
+    model : transformers.PreTrainedModel, optional
+        The model itself, in place of the folder.
+    assistant : transformers.PreTrainedModel, optional
+        Drafts K tokens at a time for it, K being the cell's; one sequence only.
 
     Raises
     ------
     SettingError
-        If `lm` has no folder.
+        If `lm` has no folder, and no model is given.
     """
 
-    def __init__(self, lm: LM) -> None:
-        from transformers import AutoModelForCausalLM
-
-        if not lm.path:
-            raise SettingError(f"--modes generate needs a model from a folder, not {lm.name!r}")
+    def __init__(self, lm: LM, model: Any = None, assistant: Any = None) -> None:
         self._lm = lm
-        self._model = AutoModelForCausalLM.from_pretrained(
-            lm.path, dtype=lm.dtype, attn_implementation="sdpa", local_files_only=True
-        ).to(lm.device)
-        self._model.eval()
+        self._model = _loaded(lm) if model is None else model
+        self._assistant = assistant
         self._model.generation_config.top_k = None  # sample from the whole vocabulary
         self._model.generation_config.top_p = None
 
@@ -72,6 +70,11 @@ class Generate:
         torch.manual_seed(seed)
         eos = list(lm.vocab.eos_ids)
         self._model.generation_config.eos_token_id = eos or None
+        if self._assistant is not None:  # as many drafts as ours, whatever it thinks of them
+            drafting = self._assistant.generation_config
+            drafting.num_assistant_tokens = int(cell.draft_tokens)
+            drafting.num_assistant_tokens_schedule = "constant"
+            drafting.assistant_confidence_threshold = 0.0
         begun = time.perf_counter()
         with torch.inference_mode():
             drawn = self._model.generate(
@@ -84,7 +87,10 @@ class Generate:
                 max_new_tokens=max_tokens,
                 num_return_sequences=cell.particles,
                 pad_token_id=eos[0] if eos else 0,
+                assistant_model=self._assistant,
             )
+        if lm.device.type == "cuda":
+            torch.cuda.synchronize(lm.device)
         seconds = time.perf_counter() - begun
         new = drawn[:, width:].tolist()
         outputs, texts = [], []
@@ -108,6 +114,17 @@ class Generate:
             texts.append(rows)
         context = sum(map(len, encoded)) / len(encoded)
         return Run(seconds, math.nan, outputs, [], context), texts
+
+
+def _loaded(lm: LM) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    if not lm.path:
+        raise SettingError(f"--modes generate needs a model from a folder, not {lm.name!r}")
+    model = AutoModelForCausalLM.from_pretrained(
+        lm.path, dtype=lm.dtype, attn_implementation="sdpa", local_files_only=True
+    ).to(lm.device)
+    return model.eval()
 
 
 def _cut(tokens: list[int], eos: list[int]) -> list[int]:

@@ -116,6 +116,7 @@ def run_cell(
     seed: int,
     scheduler: Any = None,
     clock: ForwardClock | None = None,
+    watch: bool = True,
 ) -> tuple[Run, list[Posterior]]:
     """Run a cell of the engine once.
 
@@ -133,8 +134,11 @@ def run_cell(
         Submit the requests there one by one, rather than in one call.
     clock : ForwardClock, optional
         Watching the models, to tell forwards from the rest of each round.
+    watch : bool, default True
+        Observe every round. An observer is told of a round when it is over, so rounds that could
+        overlap with the host's work then do not.
     """
-    watch = _Watch(cell.particles * len(prompts), clock or ForwardClock())
+    seen = _Watch(cell.particles * len(prompts), clock or ForwardClock())
     settings: dict[str, Any] = {"particles": cell.particles, "max_tokens": max_tokens}
     if cell.mode.drafts:
         settings |= {
@@ -154,13 +158,14 @@ def run_cell(
         ]
         posts = [handle.result() for handle in handles]
     else:
-        watch.begin()
-        posts = target.sample(asked, seed=seeds, on_round=watch.on_round, **settings)
+        seen.begin()
+        observer = seen.on_round if watch else None
+        posts = target.sample(asked, seed=seeds, on_round=observer, **settings)
     seconds = time.perf_counter() - begun
     outputs = [output_of(post, number) for post, (number, _) in zip(posts, prompts, strict=True)]
     prefill = math.nan if scheduler is not None else float(posts[0].timing["prefill_s"])
     one_wave = len({post.timing.get("total_s") for post in posts}) == 1
-    rounds = watch.rounds(prefill) if one_wave and scheduler is None else []
+    rounds = seen.rounds(prefill) if one_wave and watch and scheduler is None else []
     context = float(np.mean([len(lm.encode(p)) for p in asked]))
     return Run(seconds, prefill, outputs, rounds, context), posts
 

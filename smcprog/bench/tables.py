@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["print_accelerator", "print_roofline", "print_speed"]
+__all__ = [
+    "make_table",
+    "number",
+    "print_accelerator",
+    "print_roofline",
+    "print_speed",
+    "print_table",
+]
 
 WIDE = 160
 
@@ -19,7 +26,7 @@ def print_speed(report: dict[str, Any]) -> None:
         f"{_pair(report)}, {report['prompts']} prompts, {report['max_tokens']} tokens, "
         f"{report['repeats']} repeats, {report['threads']} threads, {report['dtype']}"
     )
-    table = _table(
+    table = make_table(
         head,
         "cell",
         "tok/s",
@@ -39,17 +46,17 @@ def print_speed(report: dict[str, Any]) -> None:
             ("* " if row["name"] in report["best"] else "  ") + row["name"],
             f"{row['speed']:.1f}",
             f"{row['particle_throughput']:.1f}",
-            _number(row["tokens_per_round"], ".2f"),
+            number(row["tokens_per_round"], ".2f"),
             _gap(row),
             row["quotable"],
-            _number(row["acceptance"], ".3f"),
-            _number(row["log_chi2"], ".3f"),
+            number(row["acceptance"], ".3f"),
+            number(row["log_chi2"], ".3f"),
             f"{row['ess']:.2f}",
             f"{row['distinct']:.2f}",
-            _number(row["forward_share"], ".0%"),
-            _number(row["allowed_share"], ".0%"),
+            number(row["forward_share"], ".0%"),
+            number(row["allowed_share"], ".0%"),
         )
-    _print(
+    print_table(
         table,
         "tok/s: of one returned output; all tok/s: of all particles; Δ log p: nats a token, "
         "against autoregressive samples;\nforwards: share of the time spent in them; roofline: "
@@ -57,22 +64,24 @@ def print_speed(report: dict[str, Any]) -> None:
         "*: fastest cell of its mode that may be quoted, or fastest where none may",
     )
     if report["ratios"]:
-        table = _table("Ratios of medians", "cell", "against", "of", "ratio", "repeats", "quotable")
+        table = make_table(
+            "Ratios of medians", "cell", "against", "of", "ratio", "repeats", "quotable"
+        )
         for r in report["ratios"]:
             span = f"{r['low']:.2f} … {r['high']:.2f}"
             table.add_row(
                 r["cell"], r["against"], r["of"], f"{r['ratio']:.2f}", span, r["quotable"]
             )
-        _print(table)
+        print_table(table)
     if report["task"]:
         count = report["task"][0]["items"]
-        table = _table(f"Task, {count} items", "cell", "score", "95 % interval")
+        table = make_table(f"Task, {count} items", "cell", "score", "95 % interval")
         for t in report["task"]:
             table.add_row(t["name"], f"{t['score']:.3f}", f"{t['low']:.3f} … {t['high']:.3f}")
-        _print(table)
+        print_table(table)
     fork = report["fork"]
     if fork:
-        _print(
+        print_table(
             None,
             f"fork of {fork['particles']} particles at {fork['tokens']} tokens: "
             f"{fork['fork_ms']:.2f} ms and {fork['copy_ms']:.2f} ms for tail pages, "
@@ -82,7 +91,7 @@ def print_speed(report: dict[str, Any]) -> None:
 
 def print_roofline(report: dict[str, Any]) -> None:
     """Fitted forwards, agreement, and predicted cells."""
-    table = _table(
+    table = make_table(
         f"{_pair(report)}, {report['threads']} threads: forwards, ms",
         "model",
         "overhead",
@@ -105,27 +114,27 @@ def print_roofline(report: dict[str, Any]) -> None:
             f"{model['overhead_ms']:.2f}",
             f"{model['weights_ms']:.2f}",
             f"{model['token_ms']:.3f}",
-            _number(model["knee_tokens"], ".1f"),
+            number(model["knee_tokens"], ".1f"),
             timed,
         )
-    _print(table)
+    print_table(table)
     ratio = report["cost_ratio"]
     if ratio is not None:
         slower = "; it is the slower one, so drafting cannot pay" if ratio >= 1 else ""
-        _print(None, f"a step of the draft takes {ratio:.2f} of one of the target{slower}")
+        print_table(None, f"a step of the draft takes {ratio:.2f} of one of the target{slower}")
     for kind, core in report["cores"].items():
-        _print(
+        print_table(
             None,
             f"sampler's work in a round, {kind}: {1e3 * core['fixed']:.2f} ms "
             f"+ {1e3 * core['row']:.3f} a row + {1e3 * core['drafted']:.3f} a drafted token",
         )
     for a in report["agreement"]:
-        _print(
+        print_table(
             None,
             f"coupling {a['coupling']}: acceptance {a['acceptance']:.3f}, "
             f"log(1+χ²) {a['log_chi2']:.3f} a token",
         )
-    table = _table(
+    table = make_table(
         "Decoding, ms an output token",
         "mode",
         "N",
@@ -146,11 +155,11 @@ def print_roofline(report: dict[str, Any]) -> None:
             f"{row['rounds']:.1f}",
             f"{row['allowed_ms']:.1f}",
             f"{row['predicted_ms']:.1f}",
-            _number(row["measured_ms"], ".1f"),
-            _number(row["error"], "+.1%"),
+            number(row["measured_ms"], ".1f"),
+            number(row["error"], "+.1%"),
         )
     error = report["median_error"]
-    _print(
+    print_table(
         table,
         f"median absolute error of {report['held_out']} held-out cells: {error:.1%}"
         if error is not None
@@ -161,7 +170,7 @@ def print_roofline(report: dict[str, Any]) -> None:
 def print_accelerator(report: dict[str, Any]) -> None:
     """What a described accelerator allows."""
     machine = report["accelerator"]
-    table = _table(
+    table = make_table(
         f"{machine['name']}: {machine['bandwidth'] / 1e12:.3g} TB/s, "
         f"{machine['flops'] / 1e12:.4g} TFLOP/s {machine['dtype']}; target "
         f"{report['target_weights'] / 1e9:.3g} G weights, "
@@ -186,9 +195,9 @@ def print_accelerator(report: dict[str, Any]) -> None:
             f"{row['smc_speed']:.0f}",
             f"{row['smc_speedup']:.2f}",
             f"{row['memory_bound_speedup']:.2f}",
-            _number(row["lossless_speedup"], ".2f"),
+            number(row["lossless_speedup"], ".2f"),
         )
-    _print(
+    print_table(
         table,
         f"speed-ups are over one autoregressive stream, {report['autoregressive_speed']:.0f} "
         f"tokens/s; a draft step costs c = {report['cost_ratio']:.3f} of it; the knee lies at "
@@ -196,7 +205,8 @@ def print_accelerator(report: dict[str, Any]) -> None:
     )
 
 
-def _table(title: str, first: str, *columns: str) -> Table:
+def make_table(title: str, first: str, *columns: str) -> Table:
+    """A table whose first column is text, and the others numbers."""
     from rich import box
     from rich.table import Table
 
@@ -207,7 +217,8 @@ def _table(title: str, first: str, *columns: str) -> Table:
     return table
 
 
-def _print(table: Table | None, note: str = "") -> None:
+def print_table(table: Table | None, note: str = "") -> None:
+    """Print a table, or none, and a note below it."""
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)
@@ -221,7 +232,8 @@ def _pair(report: dict[str, Any]) -> str:
     return report["target"] + (f" with {report['draft']}" if report["draft"] else "")
 
 
-def _number(value: Any, form: str) -> str:
+def number(value: Any, form: str) -> str:
+    """A number that may be missing, or be a text already."""
     if value is None:
         return "–"
     return value if isinstance(value, str) else format(value, form)

@@ -11,6 +11,8 @@ from smcprog.cli import (
     bench_bias,
     bench_code,
     bench_coverage,
+    bench_gpu,
+    bench_kv,
     bench_masks,
     bench_peers,
     bench_posterior,
@@ -37,6 +39,8 @@ bench.app.command("variance")(bench_variance.variance)
 bench.app.command("code")(bench_code.code)
 bench.app.command("bias")(bench_bias.bias)
 bench.app.command("coverage")(bench_coverage.coverage)
+bench.app.command("gpu")(bench_gpu.gpu)
+bench.app.command("kv")(bench_kv.kv)
 bench.app.command("masks")(bench_masks.masks)
 bench.app.command("peers")(bench_peers.peers)
 bench.app.command("posterior")(bench_posterior.posterior)

@@ -268,14 +268,6 @@ def test_no_population_at_all(scheme):
     assert resample(scheme, empty, empty).shape == (0, 4)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("scheme", ALL)
-def test_cuda_equals_cpu(scheme):
-    log_w, u = random_case(8, 100, 33)
-    w = exact_w(log_w)
-    assert torch.equal(SCHEMES[scheme](w.cuda(), u.cuda()).cpu(), SCHEMES[scheme](w, u))
-
-
 weights = st.one_of(st.just(-INF), st.floats(-800, 800), st.sampled_from([0.0, -690.0, 1.0]))
 unit = st.one_of(st.floats(0, 1, exclude_max=True), st.sampled_from([ZERO, ABOVE_ZERO, BELOW_ONE]))
 
