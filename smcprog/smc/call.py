@@ -22,7 +22,7 @@ from smcprog.errors import (
 )
 from smcprog.limits import MAX_LOGITS
 from smcprog.potentials.base import Potential, Request
-from smcprog.potentials.models.factor import ModelFactor, lead_index
+from smcprog.potentials.models.factor import ModelFactor
 from smcprog.potentials.product import Product
 from smcprog.rng import seed_word
 from smcprog.smc.device.slot import SlotWave
@@ -31,6 +31,7 @@ from smcprog.smc.device.wave import DeviceWave
 from smcprog.smc.device_errors import device_error
 from smcprog.smc.draft_cost import warn_if_slow
 from smcprog.smc.fed_draft import is_fed
+from smcprog.smc.lead import find_lead, models_of
 from smcprog.smc.posterior import Posterior
 from smcprog.smc.prompts import as_prompts
 from smcprog.smc.results import build_posterior, no_survivor
@@ -39,7 +40,6 @@ from smcprog.smc.together import ranks_for
 from smcprog.smc.wave import Wave, WaveRequest
 
 if TYPE_CHECKING:
-    from smcprog.drafts.fed import FedDraft
     from smcprog.engine.lm import LM
     from smcprog.engine.parallel import Ranks
     from smcprog.smc.device.batch import Batches
@@ -75,7 +75,7 @@ class Call:
         """
         settings = Settings.of(stop, **options)
         product = target if isinstance(target, Product) else Product([target])
-        lead = _lead(product, settings)
+        lead = find_lead(product, settings)
         check_greedy(product, settings)
         truncate = settings.truncate if settings.truncate is not None else not product.masks
         call = cls(product, settings, lead, truncate)
@@ -141,7 +141,7 @@ class Call:
     @property
     def target_engines(self) -> list[Any]:
         """Engines of the models that are factors."""
-        return [lm.engine for lm, _ in _models(self.product) if hasattr(lm, "engine")]
+        return [lm.engine for lm, _ in models_of(self.product) if hasattr(lm, "engine")]
 
     @property
     def logits(self) -> int:
@@ -273,7 +273,7 @@ class Call:
         known = len(request.prompt_tokens)
         first = self.lead.models[0]
         lengths = []
-        for model, own in _models(self.product):
+        for model, own in models_of(self.product):
             same = model is first[0] and own is first[1]
             length = known if same else len(model.encode(request.prompt_for(own)))
             lengths.append((model, length))
@@ -309,42 +309,3 @@ def seeds_of(seed: int | Sequence[int] | None, count: int) -> list[int]:
     if hasattr(seed, "__index__") and not isinstance(seed, bool):
         return [seed_word(seed)] * count
     raise SettingError(f"seed must be an integer, one integer a prompt, or None, got {seed!r}")
-
-
-def _models(product: Product) -> list[tuple[LM, Any]]:
-    """Every model that keeps rows, as often as it does, with its own prompt or None."""
-    return [m for f in product.factors if isinstance(f, ModelFactor) for m in f.models]
-
-
-def _lead(product: Product, settings: Settings) -> ModelFactor:
-    at = lead_index(product.factors)
-    if at is None:
-        which = "of positive power " if _models(product) else ""
-        raise SettingError(
-            f"{product.name} has no language model {which}to draw from: multiply it by Target(lm)"
-        )
-    lead = cast("ModelFactor", product.factors[at])
-    for other, _ in _models(product):
-        lead.lm.vocab.check_same(other.vocab, this=lead.lm.name, that=other.name)
-    if settings.draft is not None:
-        lead.lm.vocab.check_same(
-            settings.draft.vocab,
-            this=f"target {lead.lm.name}",
-            that=f"draft {settings.draft.name}",
-        )
-        if is_fed(settings.draft):
-            _check_fed(settings.draft, lead)
-    return lead
-
-
-def _check_fed(draft: FedDraft, lead: ModelFactor) -> None:
-    if draft.fed_by is not lead.lm:
-        raise SettingError(
-            f"the draft {draft.name} is fed by another model than the target {lead.lm.name}: get "
-            "it from this one, with lm.draft()"
-        )
-    if len(lead.models) > 1:
-        raise SettingError(
-            f"the draft {draft.name} is fed with the hidden states of one row a particle, and "
-            f"{lead.name} keeps {len(lead.models)}: use a draft that is an LM"
-        )

@@ -15,7 +15,16 @@ from ..attention import flashinfer_reference
 from ..engine.conftest import toy_vocabulary
 
 HERE = Path(__file__).parent
-ORDER = ("random_numbers", "attention", "rounds", "masks", "forks", "exactness", "captured")
+ORDER = (
+    "random_numbers",
+    "attention",
+    "rounds",
+    "batches",
+    "masks",
+    "forks",
+    "exactness",
+    "captured",
+)
 """What the others rest on comes first: device time is short, and may end before the tests do."""
 ALWAYS = Machine(launch=0.0, replay=0.0, bandwidth=1.0, l2=0)
 """A device on which reading shared pages once always pays."""
