@@ -115,7 +115,7 @@ def test_what_cannot_be_run_is_refused(tmp_path: Path) -> None:
         (("--attention", "fast"), "attention must be one of"),
         (("-n", "0"), "--particles"),
         (("--budget", "nan"), "--budget"),
-        (("--prompt-tokens", "2000"), "context of tiny-4 is 1024"),
+        (("--prompt-tokens", "20000"), "context of tiny-4 is 16384"),
         (("--out", tmp_path / "no" / "where.json"), "cannot write it"),
     ]:
         code, _, err = run(*ARGUMENTS, *arguments)
@@ -300,8 +300,8 @@ def test_pools_hold_the_largest_cell() -> None:
     )
     assert len({tuple(p.timing.items()) for p in posts}) == 1  # one wave
     assert pair.sizes[0] == size_of(pair.lm)
-    with pytest.raises(SettingError, match="context of tiny-4 is 1024"):
-        check_fits("tiny", Grid(prompts=(1000,)), 16)
+    with pytest.raises(SettingError, match="context of tiny-4 is 16384"):
+        check_fits("tiny", Grid(prompts=(17_000,)), 16)
 
 
 def test_the_clock_marks_launches_and_leaves_no_trace() -> None:

@@ -70,7 +70,7 @@ def _tiny(name: str, layers: int) -> Shape:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 8,
-        "max_position_embeddings": 1024,
+        "max_position_embeddings": 16_384,
     }
     return Shape(name, "llama", sizes, 10_000.0)
 
