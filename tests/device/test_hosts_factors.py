@@ -206,3 +206,28 @@ def test_models_that_say_nan(broken, coupling):
     for a, b in zip(*told, strict=True):
         check_same(a, b)
         assert isinstance(a, PotentialError) == (broken == "target" or coupling == math.inf)
+
+
+@pytest.mark.filterwarnings("ignore:the draft")
+@pytest.mark.parametrize("who", ["breaks", "NaN or infinite", "the model"])
+def test_events_of_requests_that_fail(who):
+    """Their weights are gone in the round in which they fail, for whoever watches as well."""
+    told = []
+    for graphs in (False, True):
+        lm, draft = pair(graphs)
+        target, seen = Target(lm), []
+        if who == "the model":
+            target.sample(
+                [0], particles=1, max_tokens=2, seed=0
+            )  # it is checked when it runs first
+            with torch.no_grad():
+                lm.model.get_output_embeddings().weight[1] = math.nan
+        else:
+            target = target * FACTORS[who]()
+        results(
+            target, draft=draft, draft_tokens=2, particles=4, max_tokens=8, seed=[1, 2, 3],
+            on_round=seen.append, ess_threshold=1.0,
+        )  # fmt: skip
+        told.append([(e.request, e.round, e.alive, e.finished, round(e.ess, 6)) for e in seen])
+    assert told[1] == told[0]
+    assert any(ess == 0 and alive == 0 for _, _, alive, _, ess in told[0])

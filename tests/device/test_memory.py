@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from smcprog import LM, Target
 from smcprog.potentials.models.target import Target as TargetFactor
+from smcprog.smc.block import DEAD
 from smcprog.smc.call import Call
 from smcprog.smc.device.wave import DeviceWave
 from smcprog.smc.wave import Wave
@@ -86,3 +89,29 @@ def test_programs_are_kept_and_bounded():
     lm.kv_pages = 500  # a program knows the pool's size
     assert not lm.engine.kept
     Target(lm).sample([0, 1, 2], particles=27, max_tokens=3, seed=1)
+
+
+class Enough(Exception):
+    pass
+
+
+@pytest.mark.parametrize("broken_off", [False, True])
+def test_kept_programs_are_padding(broken_off):
+    """Whoever takes one next, and fills some of its slots, finds the others idle."""
+    lm = tiny_llama(seed=1, graphs=True, **OPTIONS)
+
+    def watch(event):
+        if broken_off and event.round == 2:
+            raise Enough
+
+    with contextlib.suppress(Enough):
+        options = {"particles": 4, "max_tokens": 40, "seed": [1, 2], "truncate": False}
+        Target(lm).sample(PROMPTS[:2], on_round=watch, **options)
+        assert not broken_off
+    (launcher,) = lm.engine.kept.values()
+    program = launcher.program
+    assert (program.state.finish_M == DEAD).all()
+    assert (program.state.length_M == 2).all() and (program.state.limit_M == 2).all()
+    assert not program.target.arena.tables_M_W.any()
+    assert not program.target.arena.pages_R_A.any()
+    assert lm.pages_in_use == 0

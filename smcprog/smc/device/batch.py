@@ -90,11 +90,7 @@ class Batch:
         self._slots[at] = None
         assert self._launcher is not None
         with torch.inference_mode():
-            part = self._launcher.program.part(at)
-            part.state.clear()
-            for rows in (part.target, part.draft):
-                if rows is not None:
-                    rows.clear()
+            self._launcher.program.part(at).clear()
         count = len(self.members)
         if not count:
             self._let_go()
@@ -165,13 +161,6 @@ class Batch:
         launcher = cache.take(self._target, self._draft, form)
         old, members = self._launcher, [(i, m) for i, m in enumerate(self._slots) if m is not None]
         with torch.inference_mode():
-            for to in range(slots):
-                part = launcher.program.part(to)
-                if to >= len(members):
-                    part.state.clear()
-                for rows in (part.target, part.draft):
-                    if rows is not None:
-                        rows.clear()
             for to, (at, _) in enumerate(members):
                 assert old is not None
                 new_part, old_part = launcher.program.part(to), old.program.part(at)

@@ -45,8 +45,13 @@ def captures(target: LM) -> bool:
 
 
 def give_back(target: LM, draft: LM | None, launcher: Launcher) -> None:
-    """Keep a program whose wave is over."""
+    """Keep a program whose wave is over, as padding: some rows may have been broken off."""
     engine = target.engine
+    try:
+        with torch.inference_mode():
+            launcher.program.clear()
+    except RuntimeError:  # a device that answers no more; what led here says so better
+        return
     with engine.lock:
         engine.kept[_key(target, draft, launcher.program.form)] = launcher
         while len(engine.kept) > MOST_PROGRAMS:

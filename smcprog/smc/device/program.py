@@ -150,6 +150,13 @@ class RoundProgram:
         assert self._drafted is not None
         return self._drafted.told[position]
 
+    def clear(self) -> None:
+        """All rows become padding, and hold no page."""
+        self.state.clear()
+        for rows in (self.target, self.draft):
+            if rows is not None:
+                rows.clear()
+
     def forget(self) -> None:
         """Let go of what the last round made on its way; the next one makes its own."""
         self._drafted = None

@@ -9,16 +9,20 @@ from torch import Tensor
 
 __all__ = ["Report", "Reports", "send"]
 
-ANCESTORS = 11
-"""Which of the numbers of a report (`program.REPORT`) names a row."""
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Report:
-    """One round's report, [X, M]; `wait` returns it once it has arrived."""
+    """One round's report, [X, M]; `wait` returns it once it has arrived.
+
+    Attributes
+    ----------
+    first : int
+        Number that the first of its rows has in the program; ancestors are numbers of that kind.
+    """
 
     data: Tensor
     arrived: torch.cuda.Event | None
+    first: int = 0
 
     @property
     def there(self) -> bool:
@@ -26,28 +30,14 @@ class Report:
         return self.arrived is None or self.arrived.query()
 
     def rows(self, begin: int, end: int) -> Report:
-        """The same of some rows, as a population of their own: ancestors count from its first."""
-        part = self.data[:, begin:end]
-        return _Rows(part, self.arrived, begin)
+        """The same of some rows."""
+        return Report(self.data[:, begin:end], self.arrived, begin)
 
     def wait(self) -> Tensor:
         """The report. The one place where the host waits for a round."""
         if self.arrived is not None:
             self.arrived.synchronize()
         return self.data
-
-
-class _Rows(Report):
-    """Rows of a report; their ancestors are numbered anew when they are read."""
-
-    def __init__(self, data: Tensor, arrived: torch.cuda.Event | None, first: int) -> None:
-        super().__init__(data, arrived)
-        object.__setattr__(self, "_first", first)
-
-    def wait(self) -> Tensor:
-        data = super().wait().clone()
-        data[ANCESTORS] -= self._first  # type: ignore[attr-defined]
-        return data
 
 
 class Reports:

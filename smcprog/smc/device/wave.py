@@ -224,7 +224,8 @@ class DeviceWave(Wave):
             return
         log_w_R_N = told["log_w"].view(torch.float64).view(r, n).clone()
         need_R = told["resampled"].view(r, n)[:, 0].bool()
-        ancestors_B, finish_B, out_B = told["ancestors"], told["finish"], told["out"]
+        ancestors_B = told["ancestors"] - sent.first
+        finish_B, out_B = told["finish"], told["out"]
         assert self._program is not None
         form = self._program.form
         if not form.fixed_steps:
